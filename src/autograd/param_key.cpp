@@ -17,13 +17,13 @@
 #include "autograd/metadata_operators.h"
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "compat/parameter_key.h"
 
 namespace sherd::autograd {
 namespace {
 
-// The key is above autograd, so that one operator makes one announcement. LibTorch itself uses this
-// key only in its own tests.
-constexpr auto kParamKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+// The key is above autograd, so that one operator makes one announcement.
+constexpr auto kParamKey = compat::kParameterKey;
 constexpr c10::DispatchKeySet kBelow(
     c10::DispatchKeySet::FULL_AFTER, kParamKey);
 

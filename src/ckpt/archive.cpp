@@ -10,9 +10,18 @@
 #include <torch/serialize/archive.h>
 
 #include "base/check.h"
+#include "base/printable.h"
 
 namespace sherd::ckpt {
 namespace {
+
+// LibTorch writes names into code in quotation marks, and cannot read these.
+void check_name(const std::string& name) {
+  SHERD_CHECK(
+      name.find_first_of("\"\\\n") == std::string::npos,
+      "[ckpt] an archive cannot hold the name ", printable(name, 200),
+      ", which has a quotation mark, a backslash or a line break");
+}
 
 // A module, nested as in an archive.
 struct ModuleNode {
@@ -45,9 +54,11 @@ struct ModuleNode {
       SHERD_CHECK(
           !children.contains(name), "[ckpt] an archive cannot hold tensor ",
           name, " beside a module of that name");
+      check_name(name);
       archive.write(name, tensor, /*is_buffer=*/!tensor.is_floating_point());
     }
     for (const auto& [name, child] : children) {
+      check_name(name);
       torch::serialize::OutputArchive nested(archive.compilation_unit());
       child->write(nested);
       archive.write(name, nested);

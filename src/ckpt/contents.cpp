@@ -70,6 +70,20 @@ std::vector<std::string> modules_in(const ckpt::CheckpointReader& reader) {
   return {};
 }
 
+// torch::load() looks for a tied parameter under each of its names.
+void add_tied_names(
+    const ckpt::CheckpointReader& reader, ckpt::ModuleArchive& content) {
+  const auto& tied = reader.parts().front().tied;
+  const std::map<std::string, at::Tensor> tensors(
+      content.tensors.begin(), content.tensors.end());
+  for (const auto& [name, first] : tied) {
+    const auto found = tensors.find(first);
+    if (found != tensors.end() && !tensors.contains(name)) {
+      content.tensors.emplace_back(name, found->second);
+    }
+  }
+}
+
 // Writes a section as an archive like those of torch::save().
 void archive_section(
     const ckpt::CheckpointReader& reader,
@@ -86,6 +100,7 @@ void archive_section(
   }
   if (section.first == ckpt::kModelSection && !options.rename) {
     content.modules = modules_in(reader);
+    add_tied_names(reader, content);
   }
   ckpt::write_archive(path, content);
 }
@@ -111,7 +126,8 @@ std::vector<std::string> import_checkpoint(
       .ranks = {},
       .options = {.progress = options.progress}};
   const ckpt::CheckpointMetadata metadata{
-      .values = options.values, .modules = opened.modules()};
+      .values = options.values,
+      .part_of_rank_zero = {.modules = opened.modules()}};
   save_pieces(context, 0, opened.pieces(), metadata).throw_if_failed();
   std::vector<std::string> names;
   for (const auto& piece : opened.pieces()) {

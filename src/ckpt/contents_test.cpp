@@ -367,7 +367,7 @@ TEST(Archives, OfAnotherKindAreErrorsThatNameTheFile) {
   EXPECT_EQ(newest_checkpoint(scratch.path() + "/run"), std::nullopt);
 }
 
-TEST(Archives, CannotHoldATensorAndAModuleOfOneName) {
+TEST(Archives, CannotHoldAllNames) {
   const ScratchFolder scratch;
   const auto folder = saved(
       scratch.path() + "/run",
@@ -377,6 +377,13 @@ TEST(Archives, CannotHoldATensorAndAModuleOfOneName) {
         merge_checkpoint(folder, scratch.path() + "/to", {.archives = true});
       }),
       HasSubstr("tensor a beside a module of that name"));
+  const auto quoted =
+      saved(scratch.path() + "/quoted", {{"a\"b", torch::ones({1})}});
+  EXPECT_THAT(
+      error_of([&] {
+        merge_checkpoint(quoted, scratch.path() + "/to", {.archives = true});
+      }),
+      HasSubstr("cannot hold the name a\"b"));
 }
 
 TEST(CheckpointProgress, CountsEveryByteOnce) {

@@ -243,11 +243,27 @@ LoadReport compare_names(
   }
   for (const auto& [key, sources] : offer.tensors) {
     if (!wanted.contains(key) && !required.contains(key) &&
-        !CheckpointAccess::is_generator(state, key)) {
+        !CheckpointAccess::is_generator(state, key) &&
+        !CheckpointAccess::first_of_tied(state, key)) {
       report.unexpected.push_back(key.text());
     }
   }
   return report;
+}
+
+// A plain model offers a tied parameter under each of its names.
+void compare_tied(
+    const std::vector<LoadTarget>& tensors, const CheckpointState& state) {
+  for (const auto& further : tensors) {
+    const auto first = CheckpointAccess::first_of_tied(state, further.key());
+    for (const auto& tensor : tensors) {
+      if (first && tensor.key() == *first) {
+        CheckpointAccess::check_tied(
+            "the full state", further.key(), *first,
+            further.shard.elements.equal(tensor.shard.elements));
+      }
+    }
+  }
 }
 
 void check(const Sources& wanted, const Offer& offer) {
@@ -402,6 +418,7 @@ LoadReport scatter_full_state(
   on_all_or_none(ranks, kScattering, [&] {
     if (world.rank() == 0) {
       tensors = CheckpointAccess::targets(state_of(full), 0, {});
+      compare_tied(tensors, state);
       text = text_of(full, tensors);
     }
   });

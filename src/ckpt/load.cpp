@@ -119,6 +119,7 @@ class CheckpointLoader {
   // Compares found() of all ranks, before what follows.
   void compare(const std::vector<std::string>& found) {
     compare_names(optional_in(found, reader_.folder()));
+    compare_tied();
   }
 
   // Reads what run() will read, and writes nothing.
@@ -182,7 +183,8 @@ class CheckpointLoader {
       }
       updated.insert(CheckpointAccess::parameter_of(key));
       if (!optional.contains(key) &&
-          !CheckpointAccess::is_generator(state_, key)) {
+          !CheckpointAccess::is_generator(state_, key) &&
+          !CheckpointAccess::first_of_tied(state_, key)) {
         report_.unexpected.push_back(key.text());
       }
     }
@@ -204,6 +206,39 @@ class CheckpointLoader {
         !options_.strict || report_.unexpected.empty(), "[ckpt] ",
         reader_.folder(), ": expected nothing that the job lacks, found ",
         ckpt::list_of(report_.unexpected));
+  }
+
+  // An imported checkpoint may have a tied parameter under each of its names. Each rank compares the
+  // elements that it loads.
+  void compare_tied() const {
+    for (const auto& [key, tensor] : reader_.tensors()) {
+      const auto first = CheckpointAccess::first_of_tied(state_, key);
+      if (!first || !reader_.tensors().contains(*first)) {
+        continue;
+      }
+      const auto& other = reader_.tensors().at(*first);
+      for (const auto& target : targets_) {
+        if (target.key() == *first) {
+          CheckpointAccess::check_tied(
+              reader_.folder(), key, *first,
+              tensor.dtype == other.dtype && tensor.shape == other.shape &&
+                  bytes_of(key, target).equal(bytes_of(*first, target)));
+        }
+      }
+    }
+  }
+
+  // The elements of the checkpoint's tensor that the target would get.
+  at::Tensor bytes_of(
+      const ckpt::TensorKey& key, const LoadTarget& target) const {
+    const auto dtype =
+        ckpt::dtype_named(reader_.tensors().at(key).dtype, key.text());
+    auto elements = at::empty({target.shard.elements.numel()}, dtype);
+    unavailable_unless_read([&] {
+      return reader_.read(
+          key, range_of(target.shard), rank_, elements.mutable_data_ptr());
+    });
+    return elements.view(at::kByte);
   }
 
   // An optimizer's state of parameters of which the checkpoint has none. On this thread, since it may

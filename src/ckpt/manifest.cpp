@@ -261,6 +261,9 @@ std::string to_json(const PartManifest& part) {
   if (part.modules) {
     json["modules"] = *part.modules;
   }
+  if (!part.tied.empty()) {
+    json["tied"] = part.tied;
+  }
   return json.dump() + "\n";
 }
 
@@ -301,6 +304,15 @@ PartManifest parse_part(const std::string& text, const std::string& path) {
       SHERD_CHECK(name.is_string(), fields.wrong("modules", "names"));
       part.modules->push_back(name.get<std::string>());
     }
+  }
+  if (json.contains("tied")) {
+    const auto& tied = json["tied"];
+    const bool fine =
+        tied.is_object() && std::ranges::all_of(tied, [](const auto& first) {
+          return first.is_string();
+        });
+    SHERD_CHECK(fine, fields.wrong("tied", "names by name"));
+    part.tied = tied.get<std::map<std::string, std::string>>();
   }
   return part;
 }

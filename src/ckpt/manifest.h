@@ -52,11 +52,14 @@ struct PartManifest {
     bool operator==(const File&) const = default;
   };
 
-  std::vector<File> files;
-  std::vector<SavedTensor> tensors;
+  std::vector<File> files = {};
+  std::vector<SavedTensor> tensors = {};
   // Only in rank 0's part: the names of modules without tensors and children, such as ReLU. Names
   // of tensors show the others. Unset: the checkpoint does not know them.
   std::optional<std::vector<std::string>> modules = {};
+  // Only in rank 0's part: the further names of tied parameters of the model, and the name under
+  // which each is saved.
+  std::map<std::string, std::string> tied = {};
   bool operator==(const PartManifest&) const = default;
 };
 

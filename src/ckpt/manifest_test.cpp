@@ -52,6 +52,7 @@ PartManifest manifest_part() {
        .file = 1,
        .offset = 0}};
   part.modules = {"body.1", "body.2"};
+  part.tied = {{"head.weight", "table.weight"}};
   return part;
 }
 

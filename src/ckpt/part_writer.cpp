@@ -84,10 +84,7 @@ std::map<std::string, std::string> metadata_of(
 namespace {
 
 struct PartWriter {
-  Result<Manifest::Part> write(
-      const std::vector<TensorPiece>& pieces,
-      const std::optional<std::vector<std::string>>& modules) {
-    part.modules = modules;
+  Result<Manifest::Part> write(const std::vector<TensorPiece>& pieces) {
     std::set<TensorKey> names;
     for (const auto& piece : pieces) {
       SHERD_CHECK(
@@ -163,8 +160,8 @@ struct PartWriter {
   const std::string& folder;
   const int rank;
   const SaveOptions& options;
+  PartManifest part;
   std::map<std::string, int> files_in_section = {};
-  PartManifest part = {};
 };
 
 }  // namespace
@@ -182,9 +179,10 @@ Result<Manifest::Part> write_part(
     const std::string& folder,
     int rank,
     const std::vector<TensorPiece>& pieces,
-    const std::optional<std::vector<std::string>>& modules,
+    PartManifest part,
     const SaveOptions& options) {
-  return PartWriter{files, folder, rank, options}.write(pieces, modules);
+  return PartWriter{files, folder, rank, options, std::move(part)}.write(
+      pieces);
 }
 
 Status write_file(

@@ -36,13 +36,13 @@ TensorInfo info_of(const SavedTensor& tensor);
 std::map<std::string, std::string> metadata_of(
     const std::vector<SavedTensor>& tensors);
 
-// `modules` are for PartManifest::modules.
+// `part` has what the manifest says besides files and tensors.
 Result<Manifest::Part> write_part(
     FileSystem& files,
     const std::string& folder,
     int rank,
     const std::vector<TensorPiece>& pieces,
-    const std::optional<std::vector<std::string>>& modules,
+    PartManifest part,
     const SaveOptions& options);
 
 // Makes a file with this content and syncs it.

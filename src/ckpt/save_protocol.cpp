@@ -185,7 +185,8 @@ class SaveProtocol {
     mine.status = guarded([&] {
       const auto part = write_part(
           files_, temporary_, ranks_.rank, pieces,
-          is_rank_zero() ? metadata.modules : std::nullopt, context_.options);
+          is_rank_zero() ? metadata.part_of_rank_zero : PartManifest(),
+          context_.options);
       mine.part = part.ok() ? part.value() : Manifest::Part();
       return part.status();
     });

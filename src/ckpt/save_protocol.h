@@ -60,8 +60,7 @@ Result<std::string> text_of_rank_zero(
 // What a checkpoint contains besides its tensors; taken from rank 0.
 struct CheckpointMetadata {
   std::map<std::string, std::string> values = {};
-  // As in PartManifest.
-  std::optional<std::vector<std::string>> modules = {};
+  PartManifest part_of_rank_zero = {};  // Without files and tensors.
 };
 
 // What a rank saves, or why it cannot.

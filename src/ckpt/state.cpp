@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "ckpt/dtypes.h"
 #include "ckpt/state_access.h"
+#include "compat/parameter_key.h"
 #include "plan/checkpoint_reads.h"
 
 namespace sherd {
@@ -286,6 +287,7 @@ std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
         size % shard.ranks == 0, "[ckpt] ", shard.name,
         ": expected a number of ranks that divides the world's ", size,
         ", found ", shard.ranks);
+    (void)shard.elements.const_data_ptr();  // An error if it has no memory.
     const auto mine = range_of(shard);
     const auto share = share_to_save(shard, rank, size);
     const bool nothing = ckpt::numel_of(shard.shape) == 0;
@@ -316,7 +318,13 @@ ckpt::CheckpointMetadata CheckpointAccess::metadata(
     const CheckpointState& state) {
   ckpt::CheckpointMetadata metadata{.values = state.values};
   if (state.modules_) {
-    metadata.modules.emplace(state.modules_->begin(), state.modules_->end());
+    metadata.part_of_rank_zero.modules.emplace(
+        state.modules_->begin(), state.modules_->end());
+  }
+  for (const auto& [key, first] : state.tied_names_) {
+    if (key.first == kModelSection) {
+      metadata.part_of_rank_zero.tied.emplace(key.second, first);
+    }
   }
   return metadata;
 }
@@ -329,6 +337,7 @@ std::vector<CheckpointAccess::LoadTarget> CheckpointAccess::targets(
   std::vector<LoadTarget> targets;
   for (const auto& [its_section, shard] : state.shards_) {
     if (wanted(its_section)) {
+      compat::check_writable(shard.elements);
       targets.push_back({its_section, shard});
     }
   }
@@ -400,6 +409,17 @@ std::optional<ckpt::TensorKey> CheckpointAccess::first_of_tied(
   return found != state.tied_names_.end()
       ? std::optional(ckpt::TensorKey{key.section, found->second})
       : std::nullopt;
+}
+
+void CheckpointAccess::check_tied(
+    const std::string& where,
+    const ckpt::TensorKey& key,
+    const ckpt::TensorKey& first,
+    bool same) {
+  SHERD_CHECK(
+      same, "[ckpt] ", where, ": expected ", key.name, " to be the same as ",
+      first.name,
+      ", since the model has one parameter of both names; found other values");
 }
 
 ckpt::TensorKey CheckpointAccess::parameter_of(const ckpt::TensorKey& key) {

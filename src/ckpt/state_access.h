@@ -72,6 +72,12 @@ class CheckpointAccess {
   // The first name of a tied parameter, if it is a further one.
   static std::optional<ckpt::TensorKey> first_of_tied(
       const CheckpointState& state, const ckpt::TensorKey& key);
+  // Throws Error unless `same`, whether the values under both names of a tied parameter are equal.
+  static void check_tied(
+      const std::string& where,
+      const ckpt::TensorKey& key,
+      const ckpt::TensorKey& first,
+      bool same);
   // Section and NAME of an optimizer's tensor "exp_avg.NAME".
   static ckpt::TensorKey parameter_of(const ckpt::TensorKey& key);
   // The parameters of which a map by key has state of an optimizer, and other keys.

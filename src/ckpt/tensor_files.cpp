@@ -98,12 +98,11 @@ void compare_tied(
     const std::string& where) {
   for (const auto& [key, piece] : found) {
     const auto first = CheckpointAccess::first_of_tied(state, key);
-    SHERD_CHECK(
-        !first || at::equal(piece->elements, found.at(*first)->elements),
-        "[ckpt] ", where, ": expected ", key.name, " to be the same as ",
-        first ? first->name : "",
-        ", since the model has one parameter of both names; found other "
-        "values");
+    if (first) {
+      CheckpointAccess::check_tied(
+          where, key, *first,
+          at::equal(piece->elements, found.at(*first)->elements));
+    }
   }
 }
 

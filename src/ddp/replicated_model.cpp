@@ -79,15 +79,19 @@ c10::Device common_device(const ReplicatedModel& model) {
 std::set<const c10::TensorImpl*> with_sparse_gradients(
     const torch::nn::Module& module) {
   std::set<const c10::TensorImpl*> found;
-  for (const auto& part : module.modules()) {
-    if (const auto* one = part->as<torch::nn::EmbeddingImpl>();
+  const auto look = [&](const torch::nn::Module& part) {
+    if (const auto* one = part.as<torch::nn::EmbeddingImpl>();
         one != nullptr && one->options.sparse()) {
       found.insert(one->weight.unsafeGetTensorImpl());
     }
-    if (const auto* bag = part->as<torch::nn::EmbeddingBagImpl>();
+    if (const auto* bag = part.as<torch::nn::EmbeddingBagImpl>();
         bag != nullptr && bag->options.sparse()) {
       found.insert(bag->weight.unsafeGetTensorImpl());
     }
+  };
+  look(module);  // LibTorch lists it only if a shared_ptr holds it.
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    look(*part);
   }
   return found;
 }

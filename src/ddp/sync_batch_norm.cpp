@@ -2,6 +2,7 @@
 #include <sherd/ddp/sync_batch_norm.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <ostream>
 #include <set>
@@ -356,7 +357,17 @@ struct BatchNormHolders {
   std::string others;  // The names of layers outside any Sequential.
 };
 
-BatchNormHolders holders_of_batch_norms(const torch::nn::Module& root) {
+// Visits the module and all below it. LibTorch lists the module itself only if a shared_ptr holds it.
+void for_each_module(
+    torch::nn::Module& root,
+    const std::function<void(const std::string&, torch::nn::Module&)>& visit) {
+  visit("", root);
+  for (const auto& item : root.named_modules("", /*include_self=*/false)) {
+    visit(item.key(), *item.value());
+  }
+}
+
+BatchNormHolders holders_of_batch_norms(torch::nn::Module& root) {
   BatchNormHolders holders;
   const auto note_other = [&](const std::string& name) {
     holders.others += (holders.others.empty() ? "" : ", ") + name;
@@ -364,20 +375,20 @@ BatchNormHolders holders_of_batch_norms(const torch::nn::Module& root) {
   if (is_batch_norm(root)) {
     note_other("the module itself");
   }
-  for (const auto& parent : root.named_modules()) {
-    auto* sequential = parent.value()->as<SequentialImpl>();
-    for (const auto& child : parent.value()->named_children()) {
-      if (!is_batch_norm(*child.value())) {
-        continue;
-      }
-      if (sequential != nullptr) {
-        holders.sequentials.insert(sequential);
-      } else {
-        note_other(
-            (parent.key().empty() ? "" : parent.key() + ".") + child.key());
-      }
-    }
-  }
+  for_each_module(
+      root, [&](const std::string& name, torch::nn::Module& parent) {
+        auto* sequential = parent.as<SequentialImpl>();
+        for (const auto& child : parent.named_children()) {
+          if (!is_batch_norm(*child.value())) {
+            continue;
+          }
+          if (sequential != nullptr) {
+            holders.sequentials.insert(sequential);
+          } else {
+            note_other((name.empty() ? "" : name + ".") + child.key());
+          }
+        }
+      });
   return holders;
 }
 
@@ -418,16 +429,18 @@ void synchronise_batch_norm(torch::nn::Module& module, const World& world) {
   std::vector<std::string> names;
   std::int64_t channels_max = 0;
   std::string mine;
-  for (const auto& item : module.named_modules()) {
-    auto* layer = item.value()->as<SyncBatchNormImpl>();
-    if (layer != nullptr && std::ranges::find(layers, layer) == layers.end()) {
-      const auto channels = layer->options.num_features();
-      layers.push_back(layer);
-      names.push_back(item.key().empty() ? "(root)" : item.key());
-      channels_max = std::max(channels_max, channels);
-      mine += str(mine.empty() ? "" : ", ", names.back(), " of ", channels);
-    }
-  }
+  for_each_module(
+      module, [&](const std::string& name, torch::nn::Module& part) {
+        auto* layer = part.as<SyncBatchNormImpl>();
+        if (layer != nullptr &&
+            std::ranges::find(layers, layer) == layers.end()) {
+          const auto channels = layer->options.num_features();
+          layers.push_back(layer);
+          names.push_back(name.empty() ? "(root)" : name);
+          channels_max = std::max(channels_max, channels);
+          mine += str(mine.empty() ? "" : ", ", names.back(), " of ", channels);
+        }
+      });
   const auto all = world.all_gather_texts(mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     SHERD_CHECK_AS(

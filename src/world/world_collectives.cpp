@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/status.h"
+#include "compat/parameter_key.h"
 #include "world/collectives.h"
 #include "world/world_impl.h"
 
@@ -179,6 +180,7 @@ void World::broadcast(const std::vector<at::Tensor>& tensors) const {
         "[world] expected contiguous tensors with values to broadcast, found ",
         tensor.is_meta() ? "one of the meta device" : "one", " of shape ",
         tensor.sizes(), " with strides ", tensor.strides());
+    compat::check_writable(tensor);
     on_host.push_back(tensor.cpu());  // The tensor itself if it is there.
     call.bytes += static_cast<std::int64_t>(tensor.nbytes());
     types_and_sizes.add(static_cast<std::uint64_t>(tensor.scalar_type()))

@@ -378,57 +378,6 @@ TEST_P(FullState, ComesFromTensorFilesAfterAnEvaluation) {
   }));
 }
 
-// torch::save() writes a tied parameter under each of its names.
-struct TiedHeadImpl : torch::nn::Module {
-  torch::nn::Embedding table =
-      register_module("table", torch::nn::Embedding(5, 3));
-  torch::Tensor head = register_parameter("head", table->weight);
-  void untie() {
-    head = head.detach().clone().requires_grad_();
-    parameters_["head"] = head;
-    const torch::NoGradGuard no_grad;
-    head.add_(1.0);
-  }
-};
-TORCH_MODULE(TiedHead);
-
-TEST_P(FullState, ComesFromFilesThatHaveATiedParameterTwice) {
-  const ScratchFolder scratch;
-  expect_all_ok(run_ranks(GetParam(), [&](World world) {
-    const auto file =
-        scratch.path() + "/" + std::to_string(world.rank()) + ".pt";
-    torch::manual_seed(5);
-    TiedHead trained;
-    torch::save(trained, file);
-    const auto untied = file + "-untied";
-    TiedHead other;
-    other->untie();
-    torch::save(other, untied);
-    for (const bool sharded : {true, false}) {
-      torch::manual_seed(6);
-      TiedHead model;
-      const auto expect_loaded = [&](const NamedParameters& parameters) {
-        CheckpointState state;
-        state.add(parameters);
-        state.add_buffers(*model);
-        load_tensor_files(world, {file}, state);
-        auto full = gather_full_state(world, state);
-        if (world.rank() == 0) {
-          EXPECT_TRUE(at::equal(full["model"]["head"], trained->head.detach()));
-        }
-        EXPECT_THAT(
-            error_of([&] { load_tensor_files(world, {untied}, state); }),
-            HasSubstr("expected table.weight to be the same as head"));
-      };
-      if (sharded) {
-        expect_loaded(fully_shard(*model, world).named_parameters());
-      } else {
-        expect_loaded(replicate(*model, world).named_parameters());
-      }
-    }
-  }));
-}
-
 using Spoil = std::function<void(sherd::FullState&)>;
 
 // What is wrong with a full state, and a part of the error.

@@ -220,6 +220,10 @@ TEST(ConvertSyncBatchNorm, C23WhatCodeCallsByItsTypeIsNamedAndLeft) {
   EXPECT_THAT(
       error_of([&] { convert_sync_batch_norm(*alone); }),
       HasSubstr("found the module itself"));
+  Net on_the_stack;
+  EXPECT_THAT(
+      error_of([&] { convert_sync_batch_norm(on_the_stack); }),
+      HasSubstr("found member, list.0, which C++ code calls"));
   // One layer in two places stays one.
   torch::nn::Sequential twice(Stage(alone, alone), alone);
   EXPECT_EQ(convert_sync_batch_norm(*twice), 1);
