@@ -49,6 +49,20 @@ std::string token_file_of(const std::string& path) {
   return fs::path(path).extension() == ".tokens" ? path : "";
 }
 
+// Without train.tokens, these are left by `sherd data prepare` that has not ended, or by a copy.
+void expect_no_prepared_part(const fs::path& folder) {
+  for (const char* part :
+       {"train.tokens.partial", "validation.tokens",
+        "validation.tokens.partial", "prepared.json"}) {
+    std::error_code missing;
+    SHERD_CHECK(
+        !fs::exists(folder / part, missing), "[data] ", folder.string(),
+        ": expected train.tokens beside ", part,
+        ", found none; is `sherd data prepare` still running, or was it "
+        "interrupted?");
+  }
+}
+
 // Checks that the ids of a file are those of the tokenizer beside it.
 void check_tokenizer(const std::string& path, std::uint64_t digest) {
   const auto folder = parent_folder(path);
@@ -72,6 +86,7 @@ std::vector<std::string> files_of(const std::string& path) {
   if (kind != fs::file_type::directory) {
     return {path};
   }
+  expect_no_prepared_part(path);
   std::vector<std::string> files;
   for (auto& file : files_below(path, HiddenFiles::kIncluded).value()) {
     SHERD_CHECK(

@@ -59,6 +59,21 @@ TEST(Corpus, AFolderIsItsFilesInPathOrder) {
   EXPECT_EQ(text(Corpus(folder.path())), "1234");
 }
 
+TEST(Corpus, APartOfAPreparedFolderIsNoText) {
+  for (const std::string part :
+       {"train.tokens.partial", "validation.tokens",
+        "validation.tokens.partial", "prepared.json"}) {
+    const ScratchFolder folder;
+    folder.file(part, "text");
+    folder.file("tokenizer.json", "{}");
+    EXPECT_THAT(
+        refusal(folder.path()),
+        HasSubstr(
+            folder.path() + ": expected train.tokens beside " + part +
+            ", found none; is `sherd data prepare` still running"));
+  }
+}
+
 std::ptrdiff_t mappings() {
   std::ifstream maps("/proc/self/maps");
   return std::count(
