@@ -45,10 +45,12 @@ std::string problem_of(const Entry& entry) {
 Result<std::vector<FileBelow>> files_below(
     const std::string& folder, HiddenFiles hidden) {
   std::vector<FileBelow> files;
+  auto at = folder;
   try {
     Entry entry(folder, fs::directory_options::follow_directory_symlink);
     for (; entry != Entry(); ++entry) {
       const auto& path = entry->path();
+      at = path.string();
       const bool is_hidden = path.filename().string().starts_with(".");
       if (is_hidden && hidden == HiddenFiles::kSkipped) {
         entry.disable_recursion_pending();
@@ -67,7 +69,9 @@ Result<std::vector<FileBelow>> files_below(
     return Status(
         ErrorCode::kUnavailable,
         str(folder, ": expected a readable folder, found ",
-            error.path1().string(), ": ", error.code().message()));
+            // Where the iterator goes into a folder, it does not say which.
+            error.path1().empty() ? at : error.path1().string(), ": ",
+            error.code().message()));
   }
   std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) {
     return a.path < b.path;

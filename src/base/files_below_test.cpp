@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/files_below.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -82,6 +84,25 @@ TEST(FilesBelow, LinksThatLeadBackEnd) {
       ElementsAre(
           "file", "to_b/to_a" + back, "up/a/file", "up/a/to_b/to_a" + back,
           "up/a/up" + back, "up/b/to_a" + back));
+}
+
+// Here, because too many files are open.
+TEST(FilesBelow, AFolderBelowThatCannotBeReadIsNamed) {
+  const ScratchFolder folder;
+  folder.file("above/inner/file", "");
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest = ::dup(STDERR_FILENO);
+  ::close(lowest);
+  const rlimit one_more = {static_cast<rlim_t>(lowest) + 1, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &one_more);
+  const auto found = files_below(folder.path(), HiddenFiles::kSkipped);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_FALSE(found.ok());
+  EXPECT_THAT(
+      found.status().message(),
+      HasSubstr(
+          "expected a readable folder, found " + folder.path() + "/above: "));
 }
 
 TEST(FilesBelow, AFolderThatCannotBeReadIsAFailure) {
