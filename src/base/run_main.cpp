@@ -7,6 +7,7 @@
 #include <exception>
 #include <system_error>
 #include <sherd/base/error.h>
+#include "base/standard_descriptors.h"
 
 namespace sherd {
 namespace {
@@ -34,6 +35,7 @@ std::string without_backtrace(const std::string& message) {
 }
 
 int run_main(int argc, char** argv, const std::function<int()>& body) {
+  fill_standard_descriptors();
   // Line-buffered, so that a launcher's pipe shows each line as soon as it is complete.
   (void)std::setvbuf(stdout, nullptr, _IOLBF, 0);
   // A write beyond RLIMIT_FSIZE then fails as one to a full disk does.

@@ -93,6 +93,32 @@ TEST(RunMain, AFileThatIsTooLargeIsAnErrorAndNotTheEnd) {
   EXPECT_EQ(WEXITSTATUS(status), 7);
 }
 
+// A socket with such a number would get what is printed.
+TEST(RunMain, NoFileTakesThePlaceOfAClosedStandardDescriptor) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+      ::close(fd);
+    }
+    char program[] = "my-train";
+    char* argv[] = {program, nullptr};
+    ::_exit(run_main(1, argv, [] {
+      const int file = ::memfd_create("file", MFD_CLOEXEC);
+      char byte = 'x';
+      const bool at_end = ::read(STDIN_FILENO, &byte, 1) == 0;
+      bool lost = true;
+      for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+        lost = ::write(fd, &byte, 1) == -1 && errno == EBADF && lost;
+      }
+      return file > STDERR_FILENO && at_end && lost ? 7 : 1;
+    }));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
 TEST(RunMain, ALimitOfThreadsIsNamed) {
   const auto outcome = outcome_of([]() -> int {
     throw std::system_error(

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/launch/launch.h>
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <utility>
-#include <vector>
 #include "base/check.h"
-#include "base/descriptor.h"
+#include "base/standard_descriptors.h"
 #include "launch/control.h"
 #include "launch/job.h"
 
@@ -15,18 +12,6 @@ namespace {
 
 // The number that a coordinator takes.
 constexpr int kReplicasMax = 4096;
-
-// Opens /dev/null for those of 0, 1 and 2 that are closed; otherwise a pipe of the launcher could
-// take such a number and be mistaken for the user's terminal.
-std::vector<Descriptor> fill_standard_descriptors() {
-  std::vector<Descriptor> filled;
-  Descriptor next(::open("/dev/null", O_RDWR));
-  while (next.open() && next.get() <= STDERR_FILENO) {
-    filled.push_back(std::move(next));
-    next = Descriptor(::open("/dev/null", O_RDWR));
-  }
-  return filled;
-}
 
 void check(const LaunchOptions& options) {
   SHERD_CHECK(
@@ -122,7 +107,7 @@ int run(const LaunchOptions& given) {
       options.replicas->samples_per_replica = options.ranks;
     }
   }
-  const std::vector<Descriptor> filled = fill_standard_descriptors();
+  fill_standard_descriptors();
   return options.replicas ? run_replica_job(options) : run_plain_job(options);
 }
 
