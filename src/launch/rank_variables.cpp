@@ -52,7 +52,8 @@ bool is_leftover(std::string_view name, const RankVariables& place) {
   const bool of_tls = name == "SHERD_TLS_CERT" || name == "SHERD_TLS_KEY" ||
       name == "SHERD_TLS_CA";
   return name == "SHERD_REPLICA" || name == "SHERD_SPARE" ||
-      name == "SHERD_SPARE_GROUP" || name == "SHERD_SECRET_FILE" ||
+      name == "SHERD_SPARE_GROUP" ||
+      (name == "SHERD_SECRET_FILE" && !place.of_replica->keeps_secret) ||
       (of_tls && !place.of_replica->secret_file.empty());
 }
 

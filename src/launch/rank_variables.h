@@ -19,9 +19,12 @@ struct ReplicaVariables {
   int replicas = 1;
   std::int64_t samples = 0;  // In a step of all replicas; 0 if unknown.
   std::string secret_file;   // Empty if there is none.
-  std::string timeouts{};    // Empty for the defaults.
-  int spare = 0;             // The number of a spare.
-  int spare_fd = -1;         // From which a spare reads its replica's number.
+  // Whether SHERD_SECRET_FILE stays as it is if `secret_file` is empty: it may be the secret of a
+  // coordinator that runs elsewhere.
+  bool keeps_secret = false;
+  std::string timeouts{};  // Empty for the defaults.
+  int spare = 0;           // The number of a spare.
+  int spare_fd = -1;       // From which a spare reads its replica's number.
 };
 
 struct RankVariables {

@@ -91,6 +91,24 @@ TEST(RankVariables, OfAReplicaNameItAndItsCoordinator) {
   EXPECT_EQ(find_variable(kept, "SHERD_REPLICA"), "9");
 }
 
+TEST(RankVariables, KeepTheSecretOfACoordinatorElsewhere) {
+  ReplicaVariables replica = {
+      .coordinator = "h:1",
+      .replica = 0,
+      .secret_file = "",
+      .keeps_secret = true};
+  const auto secret = [&] {
+    return find_variable(
+        variables_of_rank(
+            {"SHERD_SECRET_FILE=/theirs"},
+            {.rank = 0, .ranks = 1, .port = 1, .of_replica = replica}),
+        "SHERD_SECRET_FILE");
+  };
+  EXPECT_EQ(secret(), "/theirs");
+  replica.secret_file = "/given";
+  EXPECT_EQ(secret(), "/given");
+}
+
 TEST(RankVariables, OfASpareNameADescriptorInsteadOfAReplica) {
   const Strings variables = variables_of_rank(
       {"SHERD_REPLICA=9"},

@@ -326,6 +326,7 @@ StartStatus ReplicaJob::start_rank_of(
           .replicas = replicas_.replicas,
           .samples = coordinator_ ? full_samples(replicas_) : 0,
           .secret_file = secret_file_,
+          .keeps_secret = !coordinator_ && replicas_.makes_secret,
           .timeouts = replicas_.timeouts,
           .spare = action.group,
           .spare_fd = told.get()}};
