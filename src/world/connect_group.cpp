@@ -71,7 +71,9 @@ std::shared_ptr<compat::GlooDevice> device_for(
   if (one_host) {
     listen.address = "127.0.0.1";
   } else if (interface.empty()) {
-    listen.address = net::route_to(impl.master_addr).from;
+    const auto there =
+        world::host_that_reaches(records, impl.rank, impl.master_addr);
+    listen.address = net::route_to(there).from;
   } else {
     check_interface(interface, one_network);
     listen.network_interface = interface;

@@ -207,6 +207,26 @@ TEST(Connecting, RanksWithNetworksOfTheirOwnDoNotUseTheLoopbackAddress) {
   }));
 }
 
+TEST(Connecting, AcrossHostsTakesNoLoopbackAddressFromTheNameOfAHost) {
+  const auto record = [](const std::string& host, const std::string& address) {
+    return RankRecord{.host = {.hostname = host, .address = address}};
+  };
+  const std::string name = "node0";  // 127.0.1.1 on node0 itself.
+  const std::vector<RankRecord> records{
+      record("node0", "127.0.0.1"), record("node0", "127.0.0.1"),
+      record("node1", "10.0.0.2"), record("node2", "10.0.0.3")};
+  EXPECT_EQ(host_that_reaches(records, 0, name), "10.0.0.2");
+  EXPECT_EQ(host_that_reaches(records, 1, name), "10.0.0.2");
+  EXPECT_EQ(host_that_reaches(records, 2, name), name);
+  // Forwarded ports, unknown addresses, and a single host.
+  EXPECT_EQ(
+      host_that_reaches(
+          {record("a", "127.0.0.1"), record("b", "::1"), record("c", "")}, 0,
+          name),
+      name);
+  EXPECT_EQ(host_that_reaches({record("a", "")}, 0, name), name);
+}
+
 TEST(Connecting, RefusesWhatCannotBe) {
   expect_all_ok(run_ranks(2, [](World world) {
     const auto once = make_c10d_transport(world, "c", {0, 1});

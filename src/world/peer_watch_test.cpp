@@ -326,9 +326,9 @@ TEST(RankRecord, RefusesWhatIsNone) {
       "",
       "x\n\n\n\n\n",
       good.substr(0, 20),
-      "sherd-rank-3\n4 4 10 1 1\na\nb\nc\nd\ne\n",
-      "sherd-rank-3\n0 4 ten 1 1\na\nb\nc\nd\ne\n",
-      "sherd-rank-3\n0 4 0 1 1\na\nb\nc\nd\ne\n"};
+      "sherd-rank-4\n4 4 10 1 1\na\nb\nc\nd\ne\nf\n",
+      "sherd-rank-4\n0 4 ten 1 1\na\nb\nc\nd\ne\nf\n",
+      "sherd-rank-4\n0 4 0 1 1\na\nb\nc\nd\ne\nf\n"};
   for (const std::string& bad : bad_ones) {
     EXPECT_FALSE(RankRecord::from_text(bad).ok()) << bad;
   }

@@ -2,6 +2,7 @@
 #include "world/rank_record.h"
 
 #include <unistd.h>
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <cstdio>
@@ -9,11 +10,12 @@
 #include <sstream>
 #include "base/host.h"
 #include "base/process.h"
+#include "net/security.h"
 
 namespace sherd::world {
 namespace {
 
-constexpr const char* kMagic = "sherd-rank-3";
+constexpr const char* kMagic = "sherd-rank-4";
 
 std::string first_line(const std::string& path) {
   std::ifstream file(path);
@@ -58,7 +60,8 @@ std::string RankRecord::to_text() const {
   return str(
       kMagic, "\n", rank, " ", world_size, " ", pid, " ", start_ticks, " ",
       exit_status_fd, "\n", host.hostname, "\n", host.boot_id, "\n",
-      host.pid_namespace, "\n", host.net_namespace, "\n", host.fake, "\n");
+      host.pid_namespace, "\n", host.net_namespace, "\n", host.fake, "\n",
+      host.address, "\n");
 }
 
 Result<RankRecord> RankRecord::from_text(const std::string& text) {
@@ -69,7 +72,8 @@ Result<RankRecord> RankRecord::from_text(const std::string& text) {
   const bool whole = std::getline(in, magic) && std::getline(in, numbers) &&
       std::getline(in, r.host.hostname) && std::getline(in, r.host.boot_id) &&
       std::getline(in, r.host.pid_namespace) &&
-      std::getline(in, r.host.net_namespace) && std::getline(in, r.host.fake);
+      std::getline(in, r.host.net_namespace) && std::getline(in, r.host.fake) &&
+      std::getline(in, r.host.address);
   std::istringstream fields(numbers);
   const bool parsed = static_cast<bool>(
       fields >> r.rank >> r.world_size >> r.pid >> r.start_ticks >>
@@ -94,6 +98,23 @@ bool same_pids(const HostIdentity& a, const HostIdentity& b) {
 
 bool same_network(const HostIdentity& a, const HostIdentity& b) {
   return same_machine(a, b) && a.net_namespace == b.net_namespace;
+}
+
+std::string host_that_reaches(
+    const std::vector<RankRecord>& records,
+    int own,
+    const std::string& master_addr) {
+  const HostIdentity& here = records[static_cast<std::size_t>(own)].host;
+  if (!net::is_loopback(here.address)) {
+    return master_addr;
+  }
+  const auto other =
+      std::ranges::find_if(records, [&](const RankRecord& record) {
+        const std::string& address = record.host.address;
+        return !same_network(record.host, here) && !address.empty() &&
+            !net::is_loopback(address);
+      });
+  return other == records.end() ? master_addr : other->host.address;
 }
 
 bool same_process(const RankRecord& a, const RankRecord& b) {

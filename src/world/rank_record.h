@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 #include "base/status.h"
 
 namespace sherd::world {
@@ -18,6 +19,7 @@ struct HostIdentity {
   // For tests: ranks for which it differs count as ranks of different hosts that can still watch
   // each other's processes.
   std::string fake{};
+  std::string address{};  // From which it reaches MASTER_ADDR; may be empty.
 
   // This host, as described by /proc; unknown parts are empty.
   static HostIdentity of_this_process();
@@ -47,6 +49,14 @@ struct RankRecord {
 bool same_host(const HostIdentity& a, const HostIdentity& b);
 bool same_pids(const HostIdentity& a, const HostIdentity& b);
 bool same_network(const HostIdentity& a, const HostIdentity& b);
+
+// The host towards which the host of rank `own` has the address at which other hosts reach it.
+// This is `master_addr`, unless that leads to the loopback address on this host only, as a host's
+// own name does on Debian. Then it is a host from which it leads elsewhere.
+std::string host_that_reaches(
+    const std::vector<RankRecord>& records,
+    int own,
+    const std::string& master_addr);
 
 // Whether both are of one process.
 bool same_process(const RankRecord& a, const RankRecord& b);

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include "base/check.h"
 #include "base/rank_environment.h"
+#include "net/host_address.h"
 #include "world/flight.h"
 #include "world/rendezvous.h"
 #include "world/rounds.h"
@@ -92,6 +93,7 @@ World World::from_environment(const WorldOptions& options) {
       c10::make_intrusive<c10d::PrefixStore>(kStorePrefix, connection.store);
   auto host = world::HostIdentity::of_this_process();
   host.fake = env.fake_host ? str(*env.fake_host) : "";
+  host.address = net::route_to(env.master_addr).from;
   auto world = make_world_that_meets(
       env.rank, env.world_size, options, host, env.master_addr,
       [&](const world::RankRecord& mine) -> world::Meeting {
