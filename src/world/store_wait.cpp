@@ -7,6 +7,8 @@
 #include <c10/util/StringUtil.h>
 #include "base/check.h"
 #include "base/interrupt.h"
+#include "base/status.h"
+#include "world/detached_call.h"
 
 namespace sherd::world {
 namespace {
@@ -43,6 +45,75 @@ bool wait_for_key(
   return look_until(
       SteadyClock().now() + std::min<Duration>(timeout, kSlice), kKeyPauses,
       [&] { return store.check({key}); });
+}
+
+StoreOfAnother::StoreOfAnother(
+    const std::string& prefix,
+    c10::intrusive_ptr<c10d::Store> store,
+    Names names,
+    std::chrono::milliseconds patience)
+    : PrefixStore(prefix, std::move(store)),
+      names_(std::move(names)),
+      patience_(patience) {}
+
+void StoreOfAnother::set_patience(std::chrono::milliseconds patience) {
+  patience_.store(patience, std::memory_order_relaxed);
+}
+
+// The call may outlive this object. When its answer is here it has let go of the store, whose port
+// the next world may need.
+template <typename Call>
+auto StoreOfAnother::answer_to(Call call) {
+  auto answer =
+      start_detached([kept = store_, call = std::move(call)]() mutable {
+        const auto store = std::move(kept);
+        return call(*store);
+      });
+  const auto patience = patience_.load(std::memory_order_relaxed);
+  if (answer.wait_for(patience) != std::future_status::ready) {
+    throw Error(
+        str("[world] ", names_.keeper, " did not answer rank ", names_.rank,
+            " within ", seconds(patience), " s: it keeps the store at ",
+            names_.place,
+            ", and its process stands still, or its host is out of reach"),
+        ErrorCode::kDeadlineExceeded);
+  }
+  return answer.get();
+}
+
+void StoreOfAnother::set(
+    const std::string& key, const std::vector<std::uint8_t>& value) {
+  answer_to([key = joinKey(key), value](c10d::Store& s) { s.set(key, value); });
+}
+
+std::vector<std::uint8_t> StoreOfAnother::compareSet(
+    const std::string& key,
+    const std::vector<std::uint8_t>& expected,
+    const std::vector<std::uint8_t>& desired) {
+  return answer_to([key = joinKey(key), expected, desired](c10d::Store& s) {
+    return s.compareSet(key, expected, desired);
+  });
+}
+
+std::vector<std::uint8_t> StoreOfAnother::get(const std::string& key) {
+  return answer_to([key = joinKey(key)](c10d::Store& s) { return s.get(key); });
+}
+
+std::int64_t StoreOfAnother::add(const std::string& key, std::int64_t value) {
+  return answer_to([key = joinKey(key), value](c10d::Store& s) {
+    return s.add(key, value);
+  });
+}
+
+bool StoreOfAnother::check(const std::vector<std::string>& keys) {
+  return answer_to(
+      [keys = joinKeys(keys)](c10d::Store& s) { return s.check(keys); });
+}
+
+std::vector<std::vector<std::uint8_t>> StoreOfAnother::multiGet(
+    const std::vector<std::string>& keys) {
+  return answer_to(
+      [keys = joinKeys(keys)](c10d::Store& s) { return s.multiGet(keys); });
 }
 
 std::vector<std::uint8_t> PollingStore::get(const std::string& key) {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "world/store_wait.h"
 
+#include <functional>
+#include <future>
 #include <thread>
+#include <vector>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -39,6 +42,60 @@ TEST(PollingStore, WaitsForKeysOfAnyStoreNoLongerThanAsked) {
     });
     EXPECT_EQ(lent.get_to_str("missing"), "late");
   }
+}
+
+// Answers nothing while it stands still, like a store whose process was stopped.
+class StandingStore final : public c10d::PrefixStore {
+ public:
+  explicit StandingStore(std::shared_future<void> goes_on)
+      : PrefixStore("", c10::make_intrusive<c10d::HashStore>()),
+        goes_on_(std::move(goes_on)) {}
+
+  void set(
+      const std::string& key, const std::vector<std::uint8_t>& value) override {
+    goes_on_.wait();
+    PrefixStore::set(key, value);
+  }
+  std::vector<std::uint8_t> get(const std::string& key) override {
+    goes_on_.wait();
+    return PrefixStore::get(key);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    goes_on_.wait();
+    return PrefixStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    goes_on_.wait();
+    return PrefixStore::check(keys);
+  }
+
+ private:
+  const std::shared_future<void> goes_on_;
+};
+
+TEST(StoreOfAnother, EndsACallThatIsNotAnsweredWithTheNameOfTheKeeper) {
+  std::promise<void> goes_on;
+  StoreOfAnother store(
+      "p", c10::make_intrusive<StandingStore>(goes_on.get_future().share()),
+      {.keeper = "rank 0", .place = "node0:1", .rank = 2}, 20ms);
+  const std::vector<std::function<void()>> calls{
+      [&] { store.set("key", std::string("1")); },
+      [&] { store.get_to_str("key"); }, [&] { store.add("number", 1); },
+      [&] { wait_for_key(store, "key", 1h); }};
+  for (const auto& call : calls) {
+    EXPECT_THAT(
+        test::error_of(call),
+        HasSubstr(
+            "rank 0 did not answer rank 2 within 0.02 s: it keeps the store at "
+            "node0:1"));
+  }
+  goes_on.set_value();
+  store.set_patience(1min);
+  store.set("answered", std::string("value"));
+  EXPECT_EQ(store.get_to_str("answered"), "value");
+  EXPECT_TRUE(store.check({"answered"}));
+  EXPECT_FALSE(store.check({"p/answered"}));
+  EXPECT_EQ(store.add("sum", 2), 2);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "world/rendezvous.h"
 #include "world/rounds.h"
 #include "world/store_connect.h"
+#include "world/store_wait.h"
 #include "world/world_impl.h"
 
 namespace sherd {
@@ -89,8 +90,14 @@ World World::from_environment(const WorldOptions& options) {
   }
   const milliseconds deadline = options.rendezvous_deadline;
   const auto connection = world::connect_store(env, deadline);
-  const c10::intrusive_ptr<c10d::Store> store =
-      c10::make_intrusive<c10d::PrefixStore>(kStorePrefix, connection.store);
+  const auto store = c10::make_intrusive<world::StoreOfAnother>(
+      kStorePrefix, connection.store,
+      world::StoreOfAnother::Names{
+          .keeper = env.agent_store ? "the launcher's agent" : "rank 0",
+          .place =
+              str(env.master_addr, ":", env.master_port, " (", env.source, ")"),
+          .rank = env.rank},
+      deadline);
   auto host = world::HostIdentity::of_this_process();
   host.fake = env.fake_host ? str(*env.fake_host) : "";
   host.address = net::route_to(env.master_addr).from;
@@ -105,6 +112,7 @@ World World::from_environment(const WorldOptions& options) {
             .records =
                 world::rendezvous(*store, mine, deadline, connection.doubt)};
       });
+  store->set_patience(options.deadline);
   world.impl_->agent_store = env.agent_store;
   write_flight_records(world, env.flight_folder);
   return world;
