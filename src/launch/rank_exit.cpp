@@ -15,7 +15,8 @@ namespace {
 std::optional<int> rank_blamed_in(const std::string& text) {
   static const std::regex kBlame(
       "rank ([0-9]{1,9}) (was lost|failed:|has left|has died|has withdrawn|"
-      "gave (this backward )?up|is not responding|did not answer)|store "
+      "did not join group|gave (this backward )?up|is not responding|did not "
+      "answer)|store "
       "(was|is) lost");
   std::smatch found;
   if (!std::regex_search(text, found, kBlame)) {

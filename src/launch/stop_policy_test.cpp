@@ -258,6 +258,7 @@ TEST(RankExit, KnowsWhomARankBlames) {
   EXPECT_EQ(blamed_rank({"[shm] rank 4 has left; awaited values"}), 4);
   EXPECT_EQ(blamed_rank({"[exchange] rank 2 gave this backward up: no"}), 2);
   EXPECT_EQ(blamed_rank({"[world] the store was lost before all met"}), 0);
+  EXPECT_EQ(blamed_rank({"[world] rank 1 did not join group 'world'"}), 1);
   EXPECT_EQ(blamed_rank({"[ckpt] saving step 2: rank 3 failed: full"}), 3);
   EXPECT_EQ(blamed_rank({"rank 99999999999 was lost: it died"}), std::nullopt);
   EXPECT_EQ(

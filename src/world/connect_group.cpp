@@ -26,6 +26,14 @@ constexpr const char* kWorldGroup = "world";
 // Set by a rank that closes its world and therefore joins no other group.
 std::string closing_key(int rank) { return str("closing/", rank); }
 
+// Set by a rank whose world ended without being closed.
+std::string left_key(int rank) { return str("left/", rank); }
+
+// Set by a rank that could not join the group; its value says why.
+std::string failed_key(const std::string& group, int rank) {
+  return str("failed/", group, "/", rank);
+}
+
 // A store to connect through, for as long as that takes. The backend keeps this object for life,
 // but the store behind it must not live that long: with it is released the port that the next world
 // of this process needs.
@@ -117,27 +125,43 @@ void World::Impl::check_none_lost(
       " s of rank ", rank, watch->place_of(missing));
 }
 
+// Why rank `missing` will never join group `name`, if it will not.
+std::optional<world::PeerLoss> World::Impl::why_it_stays_away(
+    const std::string& name, int missing) const {
+  const auto failed = failed_key(name, missing);
+  if (store->check({failed})) {
+    const auto cause = watch->explanation(missing);
+    return cause && cause->rank != missing
+        ? cause
+        : world::PeerLoss{
+              missing, "gave up: " + store->get_to_str(failed), true};
+  }
+  if (name != kWorldGroup && store->check({closing_key(missing)})) {
+    // It may have found the others gone since, which left because it does.
+    return world::PeerLoss{missing, "closed its World and takes part no more"};
+  }
+  if (watch->has_ended(missing) || store->check({left_key(missing)})) {
+    return watch->explanation(missing).value_or(
+        world::PeerLoss{missing, "left the job"});
+  }
+  return std::nullopt;
+}
+
 // Throws if rank `missing` has left the world or given up, or is about to, without having set its
 // key of group `name`. The others are told, since this rank may leave before they look.
 void World::Impl::check_will_join(
     const std::string& name, int missing, const std::string& key) const {
-  const bool left = watch->has_ended(missing);
-  const bool closes =
-      name != kWorldGroup && store->check({closing_key(missing)});
-  if (!(left || closes) || store->check({key})) {
+  const auto loss = why_it_stays_away(name, missing);
+  if (!loss || store->check({key})) {
     return;
   }
-  // One that closes may have found the others gone since, which left because it does.
-  const auto cause = closes ? std::nullopt : watch->explanation(missing);
-  const auto loss = cause.value_or(world::PeerLoss{
-      missing,
-      closes ? "closed its World and takes part no more" : "left the job"});
-  watch->report(loss);
+  watch->report(*loss);
+  const bool own_fault = loss->rank == missing;
   throw Error(
       watch->text_of(
-          loss,
+          *loss,
           str("; rank ", rank, " waited for group '", name, "' with ",
-              cause ? str("rank ", missing) : "it")),
+              own_fault ? "it" : str("rank ", missing))),
       ErrorCode::kPeerLost);
 }
 
@@ -241,10 +265,12 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
     await_members("connected", name, ranks, "1");
     return std::make_unique<world::C10dTransport>(
         group, std::move(backend), *watch);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    tell_other_hosts(failed_key(name, rank), first_line_of(error));
     throw;
   } catch (const std::exception& error) {
     const auto loss = await_loss();
+    tell_other_hosts(failed_key(name, rank), first_line_of(error));
     throw Error(
         loss ? watch->text_of(
                    *loss,
@@ -255,6 +281,38 @@ std::unique_ptr<world::C10dTransport> World::Impl::make_group(
   }
 }
 
+bool World::Impl::all_on_this_host() const {
+  return std::ranges::all_of(records, [&](const auto& record) {
+    return record.rank == rank || watch->watches(record.rank);
+  });
+}
+
+// Ranks of this host see how this one ends. A store that does not answer must not keep it.
+void World::Impl::tell_other_hosts(
+    const std::string& key, const std::string& text) noexcept {
+  constexpr milliseconds kPatience(1000);
+  try {
+    const auto loss = watch->first_lost();
+    const bool store_ended =
+        !agent_store && (watch->has_ended(0) || (loss && loss->rank == 0));
+    if (all_on_this_host() || store_ended) {
+      return;
+    }
+    world::start_detached([kept = store, key, text]() mutable {
+      const auto last_use = std::move(kept);
+      last_use->set(key, text);
+    }).wait_for(kPatience);
+  } catch (const std::exception&) {
+    return;  // The others wait until their deadline.
+  }
+}
+
+void World::Impl::tell_end_without_close() noexcept {
+  if (!closed && store != nullptr && watch != nullptr) {
+    tell_other_hosts(left_key(rank), "1");
+  }
+}
+
 // A death becomes visible at once, but not where others have all the cores. Waits longer if it would
 // be visible: no rank is on another host, the launcher does not keep the store, and the rank that
 // keeps it has not left, which would be the reason.
@@ -262,10 +320,7 @@ std::optional<world::PeerLoss> World::Impl::await_loss() const {
   constexpr milliseconds kUsual(300);
   constexpr milliseconds kBusy(5000);
   constexpr milliseconds kSlice(10);
-  bool watches_all = true;
-  for (int r = 0; r < size; ++r) {
-    watches_all = watches_all && (r == rank || watch->watches(r));
-  }
+  const bool watches_all = all_on_this_host();
   const SteadyClock clock;
   const Instant began = clock.now();
   for (;;) {
@@ -291,10 +346,18 @@ void World::Impl::announce_closing() {
 
 world::C10dTransport& World::Impl::all_ranks() {
   SHERD_CHECK(!closed, "[world] expected an open world, found it closed");
+  if (barrier_failure != nullptr) {
+    std::rethrow_exception(barrier_failure);
+  }
   if (barrier_group == nullptr) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
-    barrier_group = make_group(kWorldGroup, ranks, options.deadline);
+    try {
+      barrier_group = make_group(kWorldGroup, ranks, options.deadline);
+    } catch (const Error&) {
+      barrier_failure = std::current_exception();
+      throw;
+    }
   }
   return *barrier_group;
 }

@@ -227,6 +227,45 @@ TEST(Connecting, AcrossHostsTakesNoLoopbackAddressFromTheNameOfAHost) {
   EXPECT_EQ(host_that_reaches({record("a", "")}, 0, name), name);
 }
 
+TEST(Connecting, HearsAtOnceThatAMemberOnAnotherHostGaveUp) {
+  expect_all_ok(run_ranks(2, [](World outer) {
+    auto options = outer.options();
+    options.deadline = 20s;
+    options.network_interface = outer.rank() == 1 ? "none9" : "";
+    World world =
+        world_on(outer, options, {.hostname = str("host-", outer.rank())});
+    const std::string error = test::error_of([&] { world.barrier(); });
+    if (outer.rank() == 0) {
+      EXPECT_THAT(
+          error,
+          HasSubstr("rank 1 was lost: it gave up: [world] network_interface: "
+                    "expected"));
+    }
+    // Nothing is tried again.
+    EXPECT_EQ(test::error_of([&] { world.barrier(); }), error);
+    EXPECT_EQ(test::error_of([&] { world.close(); }), error);
+    outer.barrier();
+  }));
+}
+
+TEST(Connecting, HearsAtOnceThatAMemberOnAnotherHostLeft) {
+  expect_all_ok(run_ranks(2, [](World outer) {
+    auto options = outer.options();
+    options.deadline = 20s;
+    std::optional<World> world =
+        world_on(outer, options, {.hostname = str("host-", outer.rank())});
+    if (outer.rank() == 1) {
+      world.reset();
+    } else {
+      EXPECT_THAT(
+          test::error_of([&] { world->barrier(); }),
+          HasSubstr("rank 1 was lost: it left the job; rank 0 waited for group "
+                    "'world' with it; rank 1 is on host-1"));
+    }
+    outer.barrier();
+  }));
+}
+
 TEST(Connecting, RefusesWhatCannotBe) {
   expect_all_ok(run_ranks(2, [](World world) {
     const auto once = make_c10d_transport(world, "c", {0, 1});

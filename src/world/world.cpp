@@ -234,6 +234,7 @@ void World::Impl::end_store() {
 }
 
 World::Impl::~Impl() {
+  tell_end_without_close();
   if (std::uncaught_exceptions() > 0) {
     board.record_failure(rank, "ended by an exception");
   }

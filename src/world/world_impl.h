@@ -5,8 +5,10 @@
 #pragma once
 
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -51,6 +53,7 @@ struct World::Impl {
   std::vector<Retired> retired;
   // Connects all ranks; created when needed.
   std::unique_ptr<world::C10dTransport> barrier_group;
+  std::exception_ptr barrier_failure;  // Why it could not be created.
   // Connections that several transports share, keyed by role, deadline and ranks. When a group has
   // no channel left, the next transport connects another one. All stay until the world closes,
   // because no rank knows whether others still use the channels of one.
@@ -82,6 +85,8 @@ struct World::Impl {
 
   // Tells ranks that are connecting a group with this one that it will never join.
   void announce_closing();
+  // Tells ranks of other hosts the same if the world was not closed.
+  void tell_end_without_close() noexcept;
   // Releases the store, which ends it if this process keeps it.
   void end_store();
   // Waits for the loss that is the usual reason why the store or a connection fails. Nothing if
@@ -94,6 +99,8 @@ struct World::Impl {
       const std::vector<int>& ranks,
       int missing,
       Instant end) const;
+  std::optional<world::PeerLoss> why_it_stays_away(
+      const std::string& name, int missing) const;
   void check_will_join(
       const std::string& name, int missing, const std::string& key) const;
   std::vector<std::string> await_members(
@@ -101,6 +108,11 @@ struct World::Impl {
       const std::string& name,
       const std::vector<int>& ranks,
       const std::string& note);
+  // Whether this rank watches the processes of all others.
+  bool all_on_this_host() const;
+  // Sets the key if there are others, for up to a second.
+  void tell_other_hosts(
+      const std::string& key, const std::string& text) noexcept;
   std::string retired_names() const;
   void free_retired_groups(
       const std::vector<int>& ranks, const std::vector<std::string>& notes);
