@@ -23,7 +23,7 @@ TEST(AnnouncedHost, IsTheAddressTowardsTheCoordinatorIfNoneIsGiven) {
 
 TEST(AnnouncedHost, IsTheOneThatIsGiven) {
   for (const auto& route : {kHere, kElsewhere, net::IpRoute()}) {
-    EXPECT_EQ(announced_host("node7", kCoordinator, route), "node7");
+    EXPECT_EQ(announced_host("10.0.0.7", kCoordinator, route), "10.0.0.7");
   }
 }
 
@@ -45,6 +45,10 @@ TEST(AnnouncedHost, IsNotLoopbackBesideACoordinatorElsewhere) {
             HasSubstr("the coordinator is at 10.0.0.1:4300, on another host"),
             HasSubstr(host)));
   }
+  // It stands for a name, such as a host's own one on Debian, and is looked up like one.
+  EXPECT_THAT(
+      error_of([&] { announced_host("127.0.1", kCoordinator, kElsewhere); }),
+      HasSubstr("found \"127.0.1\", which is 127.0.0.1 on this host: only"));
 }
 
 TEST(AnnouncedHost, IsAskedForIfTheCoordinatorCannotBeFound) {
