@@ -287,7 +287,13 @@ std::vector<ckpt::TensorPiece> CheckpointAccess::pieces(
         size % shard.ranks == 0, "[ckpt] ", shard.name,
         ": expected a number of ranks that divides the world's ", size,
         ", found ", shard.ranks);
-    (void)shard.elements.const_data_ptr();  // An error if it has no memory.
+    // With LibTorch 2.12 or newer, a raw pointer to a sharded parameter is an error by itself.
+    SHERD_CHECK(
+        shard.elements.numel() == 0 ||
+            shard.elements.const_data_ptr() != nullptr,
+        "[ckpt] ", shard.name,
+        ": expected a tensor with memory, found a parameter that is sharded "
+        "now; add the handle's named_parameters() to the state");
     const auto mine = range_of(shard);
     const auto share = share_to_save(shard, rank, size);
     const bool nothing = ckpt::numel_of(shard.shape) == 0;

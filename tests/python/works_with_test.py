@@ -495,8 +495,12 @@ class WorksWith(unittest.TestCase):
         handle = self.check(mlp, loss)
         handle.reshard()
         if ranks.size() > 1:
-            with self.assertRaisesRegex(RuntimeError, "0.weight"):
-                handle.module[0].weight.data_ptr()
+            weight = handle.module[0].weight
+            if torch.__version__ < "2.12":  # There a pointer is null instead of an error.
+                self.assertEqual(weight.data_ptr(), 0)
+            else:
+                with self.assertRaisesRegex(RuntimeError, "0.weight"):
+                    weight.data_ptr()
         handle.close()
 
     def test_the_profiler_of_pytorch_works_without_stacks(self):
