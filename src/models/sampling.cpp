@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -27,7 +28,10 @@ void check_sampling(const GenerateOptions& options) {
 
 at::Tensor token_probabilities(
     const at::Tensor& logits, const GenerateOptions& options) {
-  auto scaled = logits / options.temperature;
+  // The largest is made 0 first, which stays finite if it is divided by a very small temperature.
+  auto scaled = (logits - logits.max()) /
+      std::max(options.temperature,
+               static_cast<double>(std::numeric_limits<float>::min()));
   if (options.top_k > 0 && options.top_k < scaled.numel()) {
     const auto least = std::get<0>(at::topk(scaled, options.top_k)).min();
     scaled = scaled.masked_fill(
@@ -39,8 +43,10 @@ at::Tensor token_probabilities(
   }
   const auto [sorted, tokens] =
       at::sort(probabilities, /*dim=*/-1, /*descending=*/true);
-  // A token is kept if those before it have not reached top_p, so the likeliest one always is.
+  // A token is kept if those before it have not reached top_p, and the likeliest one always is,
+  // also if top_p is 0 as a float.
   const auto kept = sorted.cumsum(-1) - sorted < options.top_p;
+  kept.select(-1, 0).fill_(true);
   return at::zeros_like(probabilities).scatter(-1, tokens, sorted * kept);
 }
 

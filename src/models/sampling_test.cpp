@@ -67,6 +67,16 @@ TEST(Sampling, TopPKeepsTheFewestThatReachIt) {
       {0, 0.4 / 0.7, 0, 0, 0});
 }
 
+TEST(Sampling, TheSmallestNumbersKeepTheLikeliestToken) {
+  const auto logits = logits_of(kProbabilities);
+  for (const double least : {1e-40, 1e-300}) {
+    expect_near(
+        token_probabilities(logits, {.temperature = least}), {0, 1, 0, 0, 0});
+    expect_near(
+        token_probabilities(logits, {.top_p = least}), {0, 0.4, 0, 0, 0});
+  }
+}
+
 TEST(Sampling, DrawsEachTokenAsOftenAsItIsProbable) {
   constexpr int kDraws = 4000;
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(11);
