@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <system_error>
 #include <nlohmann/json.hpp>
+#include <sherd/base/error.h>
 #include "train/run_folder.h"
 
 namespace sherd::tools {
@@ -16,6 +18,23 @@ namespace fs = std::filesystem;
 constexpr std::int64_t kTailBytes = 256 << 10;
 // Fewer would be no mean. Lines of runs with many ranks are long.
 constexpr std::size_t kStepsMin = 10;
+
+[[noreturn]] void refuse_unreadable(
+    const fs::path& path, const std::error_code& failure) {
+  throw Error(
+      path.string() + ": expected a run that can be read, found " +
+          failure.message(),
+      ErrorCode::kUnavailable);
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code failure;
+  const bool found = fs::exists(path, failure);
+  if (failure) {
+    refuse_unreadable(path, failure);
+  }
+  return found;
+}
 
 // The last steps of a file, and at least kStepsMin of them if it has so many.
 std::vector<StepMetrics> last_steps(const fs::path& metrics) {
@@ -37,8 +56,12 @@ std::int64_t steps_of(const fs::path& folder) {
   if (!config.is_object()) {
     return 0;
   }
-  const auto stop = config.value("stop-at", std::int64_t{0});
-  return stop > 0 ? stop : config.value("steps", std::int64_t{0});
+  const auto number = [&](const char* key) {
+    const auto found = config.value(key, nlohmann::json());
+    return found.is_number_integer() ? found.get<std::int64_t>() : 0;
+  };
+  const auto stop = number("stop-at");
+  return stop > 0 ? stop : number("steps");
 }
 
 double age_s(const fs::path& path) {
@@ -53,7 +76,7 @@ RunState read_run(const fs::path& folder, const std::string& ranks) {
   RunState run{.name = folder.string(), .ranks = ranks};
   run.steps = steps_of(folder);
   const auto metrics = folder / "metrics.jsonl";
-  if (fs::exists(metrics)) {
+  if (is_there(metrics)) {
     run.records = last_steps(metrics);
     run.age_s = age_s(metrics);
   }
@@ -64,19 +87,25 @@ RunState read_run(const fs::path& folder, const std::string& ranks) {
 
 std::set<int> replicas_in(const fs::path& folder) {
   std::set<int> replicas;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  std::error_code failure;
+  fs::directory_iterator entry(folder, failure);
+  while (!failure && entry != fs::directory_iterator()) {
     int number = 0;
-    const auto name = entry.path().filename().string();
+    const auto name = entry->path().filename().string();
     if (std::sscanf(name.c_str(), "replica-%d", &number) == 1) {
       replicas.insert(number);
     }
+    entry.increment(failure);
+  }
+  if (failure) {
+    refuse_unreadable(folder, failure);
   }
   return replicas;
 }
 
 std::vector<RunState> read_runs(const fs::path& folder) {
   std::vector<RunState> runs;
-  if (fs::exists(folder / "config.json")) {
+  if (is_there(folder / "config.json")) {
     runs.push_back(read_run(folder, ""));
   }
   for (const int replica : replicas_in(folder)) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "support/error_of.h"
 #include "support/scratch_folder.h"
 #include "train/run_folder.h"
 #include "watch/http_get.h"
@@ -18,6 +20,7 @@
 namespace sherd::tools {
 namespace {
 
+using sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -152,7 +155,7 @@ TEST(RunView, ATerminalObeysNothingOfAName) {
 }
 
 TEST(RunFiles, LongLinesOfManyRanksAreRead) {
-  const testing::ScratchFolder scratch;
+  const ScratchFolder scratch;
   std::string metrics;
   for (std::int64_t step = 1; step <= 12; ++step) {
     metrics +=
@@ -165,6 +168,27 @@ TEST(RunFiles, LongLinesOfManyRanksAreRead) {
   ASSERT_EQ(runs.size(), 1U);
   ASSERT_GE(runs[0].records.size(), 10U);
   EXPECT_EQ(runs[0].records.back().step, 12);
+}
+
+TEST(RunFiles, StepsThatAreNoNumberAreUnknown) {
+  const ScratchFolder scratch;
+  for (const char* config : {R"({"steps": "x"})", R"({"stop-at": null})"}) {
+    scratch.file("config.json", config);
+    EXPECT_EQ(read_runs(scratch.path()).at(0).steps, 0) << config;
+  }
+}
+
+TEST(RunFiles, WhatCannotBeReadIsNamed) {
+  const ScratchFolder scratch;
+  const auto file = scratch.file("file", "");
+  EXPECT_EQ(
+      test::error_of([&] { replicas_in(file); }),
+      file + ": expected a run that can be read, found Not a directory");
+  const auto config = scratch.path() + "/config.json";
+  std::filesystem::create_symlink("config.json", config);
+  EXPECT_THAT(
+      test::error_of([&] { read_runs(scratch.path()); }),
+      StartsWith(config + ": expected a run that can be read"));
 }
 
 TEST(MetricsCsv, HasAnEmptyCellForWhatIsMissingAndAllDigits) {
