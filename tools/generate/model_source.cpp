@@ -45,7 +45,13 @@ Json read_json(const std::string& path) {
 // The folder with the tokenizer of a checkpoint: its own or, for RUN/checkpoints/step-N, that of
 // its run.
 std::string tokenizer_folder(const std::string& checkpoint) {
-  const auto own = fs::canonical(checkpoint);
+  std::error_code failure;
+  const auto own = fs::canonical(checkpoint, failure);
+  if (failure) {  // The run may have removed it just now.
+    throw Error(
+        checkpoint + ": expected a checkpoint, found: " + failure.message(),
+        ErrorCode::kUnavailable);
+  }
   const auto all = own.parent_path();
   const bool in_run = all.filename() == "checkpoints";
   return in_run && data::tokenizer_file(own.string()).empty()

@@ -88,7 +88,7 @@ std::vector<ChoiceTask> parse_choice_tasks(
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    if (!line.empty()) {
+    if (!line.empty() && line != "\r") {
       tasks.push_back(
           parse_choice_task(line, path + ":" + std::to_string(number)));
     }

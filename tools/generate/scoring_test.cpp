@@ -76,7 +76,7 @@ TEST(Scoring, AChoiceIsScoredByTheMeanOfItsTokensBehindThePrompt) {
 TEST(ChoiceTasks, AreReadLineByLine) {
   const auto tasks = parse_choice_tasks(
       R"({"prompt": "a", "choices": ["b", "c"], "answer": 1, "more": 0})"
-      "\n\n"
+      "\r\n\r\n\n"
       R"({"prompt": "", "choices": ["d", "e", "f"], "answer": 0})",
       "x");
   ASSERT_EQ(tasks.size(), 2U);
