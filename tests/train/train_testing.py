@@ -26,8 +26,9 @@ SMALL = (
 
 
 def take_interrupts():
-    """A shell's background job ignores SIGINT, and so would its children."""
+    """A shell's background job ignores SIGINT, one of nohup SIGHUP, and so would its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def limits_files_to(size):

@@ -494,8 +494,8 @@ RopeScalingText parse_rope_scaling(const std::string& text) {
     const auto number = rest.starts_with(before)
         ? parse_number<Number>(rest.substr(1, end - 1))
         : std::nullopt;
-    valid = valid && number;
     value = number.value_or(value);
+    valid = valid && number && std::isfinite(static_cast<double>(value));
     rest.remove_prefix(end);
   };
   const bool llama3 = found.kind == "llama3";

@@ -84,7 +84,7 @@ std::unique_ptr<ft::ReplicaCheckpoints> make_checkpoints(
       ft::ReplicaCheckpointOptions{
           .folder = config.run + "/checkpoints",
           .save_every = config.save_every,
-          .keep_last = static_cast<int>(config.keep)});
+          .keep_last = int_of(config.keep)});
 }
 
 // Where the options of the newest checkpoint differ from these, for an error; empty if they do not,
@@ -192,7 +192,9 @@ class ReplicaJob {
     }
     const bool left = request > 0 && session.step() < trainer_.last_step();
     trainer_.close();
-    return left ? kKilledBy + (request > kSaveRequest ? request : SIGTERM) : 0;
+    return left
+        ? kKilledBy + (request > kSaveRequest ? signal_of(request) : SIGTERM)
+        : 0;
   }
 
  private:

@@ -155,8 +155,7 @@ RunCheckpoints::RunCheckpoints(Trainer& trainer, const std::string& run_path)
       saver_(
           trainer.world(),
           folder_,
-          {.asynchronous = true,
-           .keep_last = static_cast<int>(trainer.config().keep)}) {
+          {.asynchronous = true, .keep_last = int_of(trainer.config().keep)}) {
   trainer.engine().add_to(state_);
   state_.add_buffers(trainer.model());
 }

@@ -27,7 +27,6 @@ std::atomic<bool> first_by_parent{false};
 std::atomic<bool> answers{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
-static_assert(kSaveRequest < SIGINT && kSaveRequest < SIGTERM);
 
 // These two call only what a signal handler may call.
 void interrupt(bool by_parent) {
@@ -51,9 +50,7 @@ void interrupt(bool by_parent) {
 }
 
 void ask(int signal, siginfo_t* from, void* /*context*/) {
-  const int request = signal == SIGUSR1 ? kSaveRequest
-      : signal == SIGHUP                ? SIGTERM
-                                        : signal;
+  const int request = signal == SIGUSR1 ? kSaveRequest : kSaveRequest + signal;
   int before = asked.load(std::memory_order_relaxed);
   while (before < request &&
          !asked.compare_exchange_weak(

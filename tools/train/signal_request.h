@@ -17,8 +17,10 @@ void accept_save_requests();
 // With `announces`, the first SIGINT is answered by a line on stderr.
 void install_signal_handlers(bool announces);
 
-// What was requested so far: 0 for nothing, kSaveRequest, or the number of the signal that asks for
-// the end, which is larger. Taking kSaveRequest clears it.
+// What was requested so far: 0 for nothing, kSaveRequest, or a larger number for the signal that asks
+// for the end. Taking kSaveRequest clears it.
 int take_signal_request();
+// The number of the signal that asks for the end. REQUIRES: request > kSaveRequest.
+constexpr int signal_of(int request) { return request - kSaveRequest; }
 
 }  // namespace sherd::tools

@@ -30,7 +30,7 @@ namespace {
   }
   ::sigprocmask(SIG_UNBLOCK, &interrupts, nullptr);
   ::raise(SIGINT);
-  ::_exit(take_signal_request());
+  ::_exit(signal_of(take_signal_request()));
 }
 
 TEST(SignalRequest, AnInterruptThatTheLauncherPassesOnAsWellIsOne) {
@@ -60,7 +60,8 @@ TEST(SignalRequest, AClosedTerminalAsksForTheEndUnlessThatIsIgnored) {
     install_signal_handlers(false);
     ::_exit(request_after(SIGHUP));
   };
-  EXPECT_EXIT(hang_up(false), ::testing::ExitedWithCode(SIGTERM), "");
+  EXPECT_EXIT(
+      hang_up(false), ::testing::ExitedWithCode(kSaveRequest + SIGHUP), "");
   EXPECT_EXIT(hang_up(true), ::testing::ExitedWithCode(0), "");
 }
 

@@ -2,7 +2,7 @@
 #include "train/train_command.h"
 
 #include <cmath>
-#include <csignal>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <sherd/base/error.h>
@@ -45,7 +45,7 @@ class TrainJob {
       // Comes before a checkpoint is made, since the weights of such a step are useless.
       check_finite(record);
       if (save_if_due(record.step)) {
-        return kKilledBy + asked_;
+        return kKilledBy + signal_of(asked_);
       }
     }
     profile_.finish();
@@ -150,7 +150,7 @@ class TrainJob {
     profile_.finish();
     checkpoints_->wait();
     report_.say(
-        std::string("ended  by ") + (asked_ == SIGINT ? "SIGINT" : "SIGTERM") +
+        std::string("ended  by SIG") + ::sigabbrev_np(signal_of(asked_)) +
         ", saved " + saved_ + "; the same command with --run " +
         shell_quoted(path_) + " continues from there");
     close();

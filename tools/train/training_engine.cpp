@@ -26,12 +26,6 @@ Strategy strategy_of(const TrainConfig& config) {
                                        : Strategy::kFullShard;
 }
 
-// A number that does not fit into an int exceeds any number of visits or ranks.
-int int_of(std::int64_t number) {
-  return static_cast<int>(
-      std::min<std::int64_t>(number, std::numeric_limits<int>::max()));
-}
-
 FullyShardOptions shard_options(
     models::LanguageModel& model, const TrainConfig& config) {
   FullyShardOptions options;

@@ -6,7 +6,9 @@
 // outlive it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <sherd/ckpt/checkpoint.h>
 #include <sherd/ddp/comm_hook.h>
@@ -22,6 +24,12 @@
 #include "train/step_metrics.h"
 
 namespace sherd::tools {
+
+// A number that does not fit into an int exceeds any number of visits, ranks or checkpoints.
+inline int int_of(std::int64_t number) {
+  return static_cast<int>(
+      std::min<std::int64_t>(number, std::numeric_limits<int>::max()));
+}
 
 // Throws Error unless --replicate divides the number of ranks.
 Mesh mesh_of(const World& world, const TrainConfig& config);
