@@ -49,7 +49,9 @@ class TrainCommand(TrainTest):
 
     def test_a_run_goes_on_without_the_flag(self):
         words = (*SMALL, "--data", "text", "--run", "x")
-        self.shown(*words, "--save-every", "1", "--steps", "2")
+        # More checkpoints than an int can count.
+        self.shown(*words, "--save-every", "1", "--steps", "2", "--keep", 2**32 + 1)
+        self.assertTrue((self.folder / "x/checkpoints/step-1").is_dir())
         text = self.shown(*words, "--save-every", "0", "--steps", "3")
         self.assertIn("resumes after step 2", text)
 
@@ -325,6 +327,17 @@ class TrainCommand(TrainTest):
         self.assertIn("resumes after step 2", text)
         text = self.shown(*words, *begun, "--run", "y", "--steps", "4", ranks=2)
         self.assertIn("resumes after step 3", text)
+        # Those of another one would be ignored.
+        other_begin = ("--sample-tokens", "0", "--steps", "50", "--init-from", "z")
+        for run, seed, expected in (("y", 7, f"none or {self.folder}/x"), ("gone", 0, "none")):
+            config = (self.folder / run / "config.json").read_text()
+            text = self.shown(
+                *words, *other_begin, "--run", run, "--seed", seed, ranks=2, expected=2
+            )
+            self.assertIn(f"--init-from: expected {expected}, since the run in {run} goes", text)
+            self.assertEqual((self.folder / run / "config.json").read_text(), config)
+        about = json.loads((self.folder / "y/config.json").read_text())["about"]
+        self.assertEqual(about["init_from"], f"{self.folder}/x")
         text = self.shown(*words, "--init-from", "x", "--run", "w", expected=2)
         self.assertIn("--init-from: x: expected a run or checkpoint", text)
         text = self.shown(

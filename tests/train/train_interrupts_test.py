@@ -12,13 +12,15 @@ from train_testing import SMALL, TIMEOUT_S, TrainTest, main
 
 class TrainInterrupts(TrainTest):
     def test_the_first_interrupt_saves_and_ends(self):
-        process = self.start("--data", "text", "--run", "x", "--steps", "1000000")
-        self.wait_for(process, "step 1/")
-        process.send_signal(signal.SIGINT)
-        self.wait_for(process, "ended  by SIGINT, saved x/checkpoints/step-")
-        self.assertEqual(process.wait(TIMEOUT_S), 128 + signal.SIGINT)
-        steps = len(self.losses("x"))
-        self.assertTrue((self.folder / f"x/checkpoints/step-{steps}").is_dir())
+        for number in (signal.SIGINT, signal.SIGHUP):
+            run = number.name
+            process = self.start("--data", "text", "--run", run, "--steps", "1000000")
+            self.wait_for(process, "step 1/")
+            process.send_signal(number)
+            self.wait_for(process, f"ended  by {run}, saved {run}/checkpoints/step-")
+            self.assertEqual(process.wait(TIMEOUT_S), 128 + number)
+            steps = len(self.losses(run))
+            self.assertTrue((self.folder / f"{run}/checkpoints/step-{steps}").is_dir())
 
     def test_an_interrupt_that_the_launcher_passes_on_as_well_is_one(self):
         words = ("--data", "text", "--run", "x", "--steps", "1000000")
@@ -51,6 +53,20 @@ class TrainInterrupts(TrainTest):
         self.assertEqual(again.wait(TIMEOUT_S), 128 + signal.SIGINT)
         steps = [step for (step,) in self.metrics("x", ["step"])]
         self.assertEqual(steps, list(range(1, len(steps) + 1)))
+
+    def test_a_run_with_other_weights_begins_again_with_them(self):
+        self.shown(*SMALL, "--data", "text", "--run", "base", "--steps", "30", "--lr", "1e-2")
+        words = ("--init-from", "base/", "--data", "text", "--run", "x", "--steps", "1000000")
+        process = self.start(*words, "--save-every", "500000")
+        self.wait_for(process, "step 1/")
+        process.kill()
+        process.wait(TIMEOUT_S)
+        first = self.losses("x")[0]
+        again = ("--config", "x/config.json", "--stop-at", "1")
+        self.assertIn("begins again", self.shown(*again))
+        self.assertEqual(self.losses("x"), [first])
+        self.shown(*again, "--run", "y")
+        self.assertEqual(self.losses("y"), [first])
 
     def test_an_imported_model_whose_run_was_killed_begins_again(self):
         self.shown(*SMALL, "--data", "text", "--run", "first", "--steps", "1")

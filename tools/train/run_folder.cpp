@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -65,6 +67,24 @@ std::string made(const std::string& path) {
   return path;
 }
 
+// Held as long as a run writes its metrics. Not all file systems have locks.
+Descriptor metrics_in_use(const std::string& metrics) {
+  Descriptor file(::open(metrics.c_str(), O_RDONLY | O_CLOEXEC));
+  (void)::flock(file.get(), LOCK_SH | LOCK_NB);
+  return file;
+}
+
+// Held while they are renamed. Throws Error if a run writes them.
+Descriptor metrics_out_of_use(const std::string& metrics) {
+  Descriptor file(::open(metrics.c_str(), O_RDONLY | O_CLOEXEC));
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    refuse_file(
+        metrics, "metrics of a run that has ended",
+        "another process that writes them; pass another --run, or wait for it");
+  }
+  return file;
+}
+
 // What of a config.json must be the same in all starts of a run, as a checkpoint demands it. Its
 // data are compared by their hash.
 nlohmann::json identity(const std::string& config_json) {
@@ -74,7 +94,9 @@ nlohmann::json identity(const std::string& config_json) {
   std::vector<std::string> keys = {
       "batch", "seed", "about/corpus_hash", "about/init_from"};
   for (const auto& row : option_specs()) {
-    if (row.group == std::string_view("Model")) {
+    // about/init_from stands for the option, which older files leave empty.
+    if (row.group == std::string_view("Model") &&
+        row.name != std::string_view("init-from")) {
       keys.emplace_back(row.name);
     }
   }
@@ -89,7 +111,9 @@ nlohmann::json identity(const std::string& config_json) {
 
 }  // namespace
 
-std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
+std::string make_run_folder(
+    const std::string& parent, std::int64_t unix_time_s) {
+  namespace fs = std::filesystem;
   const std::time_t time = unix_time_s;
   std::tm local = {};
   ::localtime_r(&time, &local);
@@ -97,8 +121,11 @@ std::string new_run_path(const std::string& parent, std::int64_t unix_time_s) {
   std::strftime(stamp, sizeof(stamp), "%Y%m%d-%H%M%S", &local);
   const std::string first = parent + "/" + stamp;
   std::string path = first;
-  std::error_code ignored;  // If it cannot be inspected, creating it fails.
-  for (int n = 2; std::filesystem::exists(path, ignored); ++n) {
+  // RunFolder reports what is wrong with a folder that cannot be made.
+  std::error_code failure;
+  fs::create_directories(parent, failure);
+  for (int n = 2;
+       !fs::create_directory(path, failure) && fs::exists(path, failure); ++n) {
     path = first + "-" + std::to_string(n);
   }
   return path;
@@ -113,6 +140,7 @@ std::string set_aside_metrics(
       !std::filesystem::exists(metrics, failure)) {
     return "";
   }
+  const auto unused = metrics_out_of_use(metrics);
   if (std::filesystem::is_empty(metrics, failure)) {
     std::filesystem::remove(metrics, failure);
     return "";
@@ -126,6 +154,20 @@ std::string set_aside_metrics(
     refuse_file(metrics, "a file that can be renamed", failure.message());
   }
   return aside;
+}
+
+std::optional<std::string> recorded_init_from(const std::string& path) {
+  using Json = nlohmann::json;
+  const auto text = text_of_file(path + "/config.json");
+  const auto config =
+      Json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
+  if (!config.is_object()) {
+    return std::nullopt;
+  }
+  const auto found =
+      config.value(Json::json_pointer("/about/init_from"), Json());
+  return found.is_string() ? std::optional(found.get<std::string>())
+                           : std::nullopt;
 }
 
 std::string metrics_line(const StepMetrics& record) {
@@ -277,6 +319,7 @@ void RunFolder::open(std::int64_t first_step) {
   replace("config.json", config_json_);
   events_ = std::make_unique<EventFile>(path_ + "/tensorboard", first_step);
   metrics_ = std::make_unique<AppendedFile>(metrics_path());
+  in_use_ = metrics_in_use(metrics_path());
 }
 
 void RunFolder::add(const StepMetrics& record) {

@@ -9,23 +9,32 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+#include "base/descriptor.h"
 #include "train/appended_file.h"
 #include "train/event_file.h"
 #include "train/step_metrics.h"
 
 namespace sherd::tools {
 
-// "runs/20260102-030405", or with "-2" and so on appended if that exists.
-std::string new_run_path(const std::string& parent, std::int64_t unix_time_s);
+// Makes the folder "runs/20260102-030405", or with "-2" and so on appended if that exists, so that no
+// other run takes it. Returns the path also if the folder cannot be made.
+std::string make_run_folder(
+    const std::string& parent, std::int64_t unix_time_s);
 
 // If the folder has the metrics of the run that this config.json describes (its model, data, batch
 // and seed; it may have other ranks and paths), renames them, so that the run can begin again
-// there, and returns their new path; else returns "". Throws Error if they cannot be renamed.
+// there, and returns their new path; else returns "". Throws Error if they cannot be renamed, or if
+// a RunFolder of another process still writes them.
 // REQUIRES: the folder has no checkpoint of a step.
 std::string set_aside_metrics(
     const std::string& path, const std::string& config_json);
+
+// With whose weights the run in a folder began, according to its config.json: an absolute path, or
+// "" for its own. Nothing if there is no such file.
+std::optional<std::string> recorded_init_from(const std::string& path);
 
 // One line of JSON, without the newline.
 std::string metrics_line(const StepMetrics& record);
@@ -80,6 +89,7 @@ class RunFolder {
   const std::string path_;
   const std::string config_json_;
   std::unique_ptr<AppendedFile> metrics_;
+  Descriptor in_use_;         // Of the same file.
   std::size_t appended_ = 0;  // How many records metrics_ was given.
   bool disk_failed_ = false;
   std::unique_ptr<EventFile> events_;

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sherd/base/error.h>
+#include "support/error_of.h"
 #include "support/scratch_folder.h"
 
 namespace sherd::tools {
@@ -24,6 +25,7 @@ using sherd::testing::ScratchFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 std::string file_text(const std::string& path) {
   std::ostringstream text;
@@ -280,6 +282,24 @@ TEST(RunFolder, TheSameRunMayBeginAgainAndItsMetricsAreSetAside) {
   EXPECT_EQ(folder_refusal(path), "accepted");
 }
 
+TEST(RunFolder, MetricsThatAreStillWrittenAreNotSetAside) {
+  const ScratchFolder scratch;
+  const auto path = scratch.path() + "/run";
+  {
+    RunFolder folder(path, "{}");
+    folder.add({.step = 1});
+    EXPECT_THAT(
+        test::error_of([&] { set_aside_metrics(path, "{}"); }),
+        StartsWith(
+            path +
+            "/metrics.jsonl: expected metrics of a run that has ended, "
+            "found "));
+    folder.add({.step = 2});
+    EXPECT_EQ(read_metrics(path + "/metrics.jsonl").size(), 2U);
+  }
+  EXPECT_NE(set_aside_metrics(path, "{}"), "");
+}
+
 TEST(RunFolder, ARunIsTheSameWithOtherRanksAndPaths) {
   const auto described = [](auto... changes) {
     nlohmann::json config = {
@@ -306,6 +326,7 @@ TEST(RunFolder, ARunIsTheSameWithOtherRanksAndPaths) {
             path,
             described(
                 Json{{"data", "/text"}, {"quiet", true}},
+                Json{{"init-from", "/base"}},
                 Json{
                     {"about",
                      {{"corpus_path", "/text"}, {"world_size", "2"}}}})),
@@ -326,10 +347,16 @@ TEST(RunFolder, AFolderThatCannotBeWrittenIsNamed) {
 
 TEST(RunFolder, NewNamesAreTimesAndNeverTaken) {
   const ScratchFolder scratch;
-  const auto first = new_run_path(scratch.path(), 1'700'000'000);
-  EXPECT_THAT(first, ::testing::StartsWith(scratch.path() + "/2023111"));
-  std::filesystem::create_directories(first);
-  EXPECT_EQ(new_run_path(scratch.path(), 1'700'000'000), first + "-2");
+  const auto runs = scratch.path() + "/runs";
+  const auto first = make_run_folder(runs, 1'700'000'000);
+  EXPECT_THAT(first, StartsWith(runs + "/2023111"));
+  // Nothing has been written to it yet.
+  EXPECT_EQ(make_run_folder(runs, 1'700'000'000), first + "-2");
+  EXPECT_TRUE(std::filesystem::is_directory(first + "-2"));
+  const auto file = scratch.file("file", "");
+  EXPECT_THAT(
+      folder_refusal(make_run_folder(file, 1'700'000'000)),
+      HasSubstr("expected a folder that can be written"));
 }
 
 // Files of this process cannot grow any more, as on a full disk.

@@ -4,7 +4,9 @@
 #include <unistd.h>
 #include <cinttypes>
 #include <filesystem>
+#include <system_error>
 #include <utility>
+#include <sherd/base/error.h>
 #include <sherd/data/tokenizer.h>
 #include <torch/version.h>
 #include "base/clock.h"
@@ -18,16 +20,35 @@
 namespace sherd::tools {
 namespace {
 
+// As a config file with this path names it, too; "" for "".
+std::string absolute_path(const std::string& path) {
+  if (path.empty()) {
+    return path;
+  }
+  auto text = std::filesystem::absolute(path).lexically_normal().string();
+  if (text.size() > 1 && text.back() == '/') {
+    text.pop_back();
+  }
+  return text;
+}
+
 // For the config.json of a run, which may be read from another working directory, or be moved.
-TrainConfig movable_config(TrainConfig config, const std::string& run) {
-  config.run = run;                  // Relative to the file.
-  config.init_from.clear();          // The run has its own weights now.
+TrainConfig movable_config(
+    TrainConfig config, const std::string& run, const std::string& init_from) {
+  config.run = run;  // Relative to the file.
+  config.init_from = init_from;
   config.profile.clear();            // It was asked for once.
   config.network_interface.clear();  // That of this host.
-  if (!config.data.empty()) {
-    config.data = std::filesystem::absolute(config.data).string();
-  }
+  config.data = absolute_path(config.data);
   return config;
+}
+
+bool same_path(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code failure;
+  return a == b ||
+      (fs::weakly_canonical(a, failure) == fs::weakly_canonical(b, failure) &&
+       !failure);
 }
 
 ProgressStyle style_of(const Trainer& trainer) {
@@ -50,13 +71,15 @@ RunReport::RunReport(
 void RunReport::open(const std::string& run, std::optional<std::int64_t> made) {
   first_ = made.value_or(0);
   start_s_ = seconds(SteadyClock().now());
+  const bool inside = !subfolder_.empty();
+  const auto path = inside ? run + "/" + subfolder_ : run;
+  const auto init_from = init_from_of(path);
   if (!trainer_.leads()) {
     return;
   }
-  const bool inside = !subfolder_.empty();
-  const auto path = inside ? run + "/" + subfolder_ : run;
-  const auto config =
-      to_json(movable_config(trainer_.config(), inside ? ".." : "."), about());
+  const auto config = to_json(
+      movable_config(trainer_.config(), inside ? ".." : ".", init_from),
+      about(init_from));
   // A run that begins at step 0 and has metrics ended before its first checkpoint. `made` is 0, not
   // empty, for imported models and for replicas, which always begin from some state.
   const bool may_begin_again =
@@ -101,12 +124,31 @@ void RunReport::copy_tokenizer() const {
   }
 }
 
-std::map<std::string, std::string> RunReport::about() const {
+// Collective. With whose weights the run began: a run that goes on has a record of that.
+std::string RunReport::init_from_of(const std::string& path) const {
+  const auto given = absolute_path(trainer_.config().init_from);
+  const auto recorded = first_ > 0 && trainer_.leads()
+      ? recorded_init_from(path).value_or(given)
+      : given;
+  std::string refusal;
+  if (!given.empty() && !same_path(given, recorded)) {
+    refusal = "--init-from: expected none" +
+        (recorded.empty() ? "" : " or " + recorded) + ", since the run in " +
+        path + " goes on from its own checkpoint, found " + given +
+        "; another --run begins with those weights";
+  }
+  const auto refused = trainer_.world().all_gather_texts(refusal).front();
+  if (!refused.empty()) {
+    throw Error(refused);
+  }
+  return recorded;
+}
+
+std::map<std::string, std::string> RunReport::about(
+    const std::string& init_from) const {
   const auto& corpus = trainer_.corpus();
-  const auto& init_from = trainer_.config().init_from;
   return {
-      {"init_from",
-       init_from.empty() ? "" : std::filesystem::absolute(init_from).string()},
+      {"init_from", init_from},
       {"corpus_path", corpus.path()},
       {"corpus_hash", hex(corpus.hash())},
       {"corpus_tokens", std::to_string(corpus.tokens())},

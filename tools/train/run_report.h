@@ -25,7 +25,8 @@ class RunReport {
       const Trainer& trainer, std::string batch, std::string subfolder = {});
 
   // Called before the first step. `made` is how many steps the run in this folder has made before;
-  // nothing: it is a new one, whose folder must have no other. Throws Error as RunFolder does.
+  // nothing: it is a new one, whose folder must have no other. Collective. Throws Error as RunFolder
+  // does, and on every rank if the run began with other weights than --init-from names.
   void open(const std::string& run, std::optional<std::int64_t> made);
   bool is_open() const { return start_s_ > 0; }
 
@@ -42,7 +43,8 @@ class RunReport {
       std::int64_t step, const Sample& sample, const std::string& saved);
 
  private:
-  std::map<std::string, std::string> about() const;
+  std::string init_from_of(const std::string& path) const;
+  std::map<std::string, std::string> about(const std::string& init_from) const;
   void copy_tokenizer() const;
   std::string batch_text() const;
   double tokens_per_s() const;

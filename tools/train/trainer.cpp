@@ -111,7 +111,7 @@ std::string Trainer::run_path() const {
   return world_
       .all_gather_texts(
           config_.run.empty() && leads()
-              ? new_run_path("runs", std::time(nullptr))
+              ? make_run_folder("runs", std::time(nullptr))
               : config_.run)
       .front();
 }

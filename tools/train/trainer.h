@@ -44,8 +44,8 @@ class Trainer {
   std::int64_t parameter_count() const;
   // Whether each token of the data is a byte of text.
   bool reads_bytes() const;
-  // Collective. The run's folder: --run, or else a new name that rank 0 chooses, since the clocks
-  // of others may differ.
+  // Collective. The run's folder: --run, or else a new one that rank 0 makes, since the clocks of
+  // others may differ.
   std::string run_path() const;
 
   // The number of this rank's first sample in a step, counted from 0, of a run
