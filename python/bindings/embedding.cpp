@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What connects sherd to the interpreter: exceptions in both directions, signals in waits, and the
-// brackets around backwards.
+// brackets around backwards and forwards of functions.
 #include <pthread.h>
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <ATen/core/grad_mode.h>
 #include <sherd/autograd/touch.h>
 #include <sherd/base/run_main.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include "bindings.h"
 
 namespace sherd::python {
@@ -153,6 +156,33 @@ void throw_as_python(const Error& error) {
   throw raised;
 }
 
+// Whether autograd.Function makes a node of them: a gradient is wanted of some argument.
+bool makes_node(const py::args& arguments) {
+  return at::GradMode::is_enabled() &&
+      std::any_of(
+             arguments.begin(), arguments.end(),
+             [](const py::handle& argument) {
+               return THPVariable_Check(argument.ptr()) &&
+                   THPVariable_Unpack(argument.ptr()).requires_grad();
+             });
+}
+
+// The method apply() of `base`, a base class of autograd.Function.
+py::object apply_function(
+    const py::object& base,
+    const py::object& function,
+    const py::args& arguments,
+    const py::kwargs& named) {
+  const py::object apply =
+      py::handle(reinterpret_cast<PyObject*>(&PySuper_Type))(base, function)
+          .attr("apply");
+  std::optional<FunctionForward> forward;
+  if (makes_node(arguments)) {
+    forward.emplace();
+  }
+  return apply(*arguments, **named);
+}
+
 }  // namespace
 
 OutsideHandlers::OutsideHandlers() {
@@ -178,6 +208,17 @@ void bind_embedding(py::module_& module) {
           .release();  // Their threads, which they would wait for, are not here.
     }
     forbid_after_fork();
+  });
+  // A method of C++, since torch.compile would trace one of Python.
+  module.def("bracket_functions", [](const py::object& base) {
+    const py::cpp_function apply([base](
+                                     const py::object& function,
+                                     const py::args& arguments,
+                                     const py::kwargs& named) {
+      return apply_function(base, function, arguments, named);
+    });
+    base.attr("apply") =
+        py::handle(reinterpret_cast<PyObject*>(&PyClassMethod_Type))(apply);
   });
   ForeignBackward().end(nullptr);  // From now on forwards wait for brackets.
   py::class_<ForeignBackward>(module, "Backward")

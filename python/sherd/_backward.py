@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells models where backwards begin and end, and whether they have failed.
+"""Tells models where backwards begin and end, and whether they have failed, and where
+forwards run inside torch.autograd.Function.
 
 PyTorch's engine has a callback for the end, which is called too early where
 checkpoints run backwards within one, and not at all after an exception. All
 backwards of Python go through one object, in whose place install() puts another.
+
+Inside the forward of a Function, such as that of torch.compile's "aot_eager", operators
+record nothing, but it is one node of the graph. All functions of Python derive from one
+class, which gets another apply().
 """
 
 import weakref
@@ -41,3 +46,5 @@ def install():
     """Once, when sherd is imported."""
     # pylint: disable-next=protected-access
     Variable._execution_engine = _Engine()
+    # pylint: disable-next=protected-access
+    _core.bracket_functions(torch.autograd.function._SingleLevelFunction)

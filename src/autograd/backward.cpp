@@ -119,6 +119,12 @@ OutermostBackward*& starting() {
   return scope;
 }
 
+// How many FunctionForwards this thread is in.
+int& function_forwards() {
+  thread_local int depth = 0;
+  return depth;
+}
+
 std::atomic<std::uint64_t>& broken() {
   static std::atomic<std::uint64_t> number = 0;
   return number;
@@ -366,6 +372,8 @@ bool records_gradients() {
   return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
 }
 
+bool in_graph() { return function_forwards() > 0 || records_gradients(); }
+
 void note_writes(const std::weak_ptr<BackwardListener>& listener) {
   if (engine_is_ours()) {
     backward_registry().note_writes(running_task(), listener);
@@ -426,5 +434,9 @@ void ForeignBackward::end(const std::exception_ptr& failure) {
     autograd::notify(state->scope.listeners, failure, state->scope.writes);
   }
 }
+
+FunctionForward::FunctionForward() { ++autograd::function_forwards(); }
+
+FunctionForward::~FunctionForward() { --autograd::function_forwards(); }
 
 }  // namespace sherd

@@ -48,6 +48,10 @@ bool arm(const std::weak_ptr<BackwardListener>& listener);
 // Whether operators on this thread build graphs: neither NoGradGuard nor inference mode is active.
 bool records_gradients();
 
+// Whether what this thread computes is part of a graph: records_gradients(), or it runs inside a
+// FunctionForward.
+bool in_graph();
+
 // Notes that the running backward is about to write gradients that `listener` watches, and makes
 // its end call writes_ended(). Does nothing if no end is known: after the backward has failed, in
 // autograd::grad, and in a backward of another engine that nobody brackets. If several are

@@ -22,7 +22,7 @@ void ModelEngine::note_backward() {
 void ModelEngine::note_use() {
   if (in_backward()) {
     note_backward();
-  } else if (!armed_ && records_gradients()) {
+  } else if (!armed_ && in_graph()) {
     begin_training_forward();
     armed_ = true;
     (void)arm(weak_from_this());

@@ -291,8 +291,8 @@ void FsdpEngine::begin_use(
       refuse_in_full_precision("a backward ran");
     }
     SHERD_CHECK_AS(
-        kFailedPrecondition, !autograd::records_gradients(), "[fsdp] ",
-        operator_name, " uses parameter ", parameter_at(uses[0]),
+        kFailedPrecondition, !autograd::in_graph(), "[fsdp] ", operator_name,
+        " uses parameter ", parameter_at(uses[0]),
         " inside full_precision() and records gradients; expected a "
         "torch::NoGradGuard there");
   }
@@ -307,9 +307,9 @@ void FsdpEngine::begin_use(
   note_use();
   note_visit(visit);
   last_visited_ = visit.back();
-  in_step_ = in_step_ || autograd::records_gradients();
+  in_step_ = in_step_ || autograd::in_graph();
   read_since_backward_ = read_since_backward_ || !autograd::in_backward();
-  cache_->visit(visit, autograd::records_gradients(), autograd::in_backward());
+  cache_->visit(visit, autograd::in_graph(), autograd::in_backward());
   cache_->pin(visit);
 }
 

@@ -181,7 +181,7 @@ void FsdpEngine::check_summoned_use(
   }
   SHERD_CHECK_AS(
       kFailedPrecondition,
-      !summoned_parameters_->full_precision() || !autograd::records_gradients(),
+      !summoned_parameters_->full_precision() || !autograd::in_graph(),
       "[fsdp] ", operator_name, " uses parameter ", parameter_at(uses[0]),
       " inside summon_full_parameters({.full_precision = true}) and records "
       "gradients; expected a torch::NoGradGuard there");

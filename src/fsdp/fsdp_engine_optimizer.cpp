@@ -161,7 +161,7 @@ void FsdpEngine::publish_if_due(const char* operator_name) {
   }
   if (autograd::in_backward()) {
     refuse_read_of_written(operator_name);
-  } else if (!autograd::records_gradients()) {
+  } else if (!autograd::in_graph()) {
     refuse_early_read(operator_name);
   } else if (publishers_.expired()) {
     // If the step was left out, a custom Function may have saved parameters by now, as

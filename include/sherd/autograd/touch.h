@@ -58,4 +58,15 @@ class ForeignBackward {
   std::unique_ptr<State> state_;
 };
 
+// Brackets the forward of a function that is one node of a graph, such as Python's
+// autograd.Function, inside which operators build no graph: to models, a use of their parameters
+// there is part of a training forward. Scopes may be nested. Thread rule: the thread that makes it.
+class FunctionForward {
+ public:
+  FunctionForward();
+  ~FunctionForward();
+  FunctionForward(const FunctionForward&) = delete;
+  FunctionForward& operator=(const FunctionForward&) = delete;
+};
+
 }  // namespace sherd
