@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <sherd/autograd/join.h>
 #include "autograd/backward.h"
 #include "base/status.h"
 
@@ -26,8 +27,9 @@ class ModelEngine : public BackwardListener,
   // Takes the lock, ends the frame, and calls end_of_backward() and call_hooks().
   void backward_ended(std::exception_ptr failure) final;
 
-  // Does the work of JoinScope::finish(), or ends the scope without it. Does nothing without other
-  // ranks.
+  // What JoinScope does: begins the scope, does the work of its finish(), or ends it without that.
+  // Nothing without other ranks.
+  virtual void begin_join(const JoinOptions& /*options*/) {}
   virtual void finish_join(const std::function<void()>& /*after_backward*/) {}
   virtual void abandon_join() {}
 

@@ -55,7 +55,6 @@ class DdpEngine final : public autograd::ModelEngine,
   std::shared_ptr<void> register_backward_update(BackwardUpdate update);
   void begin_no_sync();
   void end_no_sync();
-  void begin_join(const JoinOptions& options);
   void set_mesh(const Mesh& mesh);
   void set_hook(const CommHookPtr& hook);
   void average_parameters();
@@ -64,6 +63,7 @@ class DdpEngine final : public autograd::ModelEngine,
   void close();
 
   // ModelEngine
+  void begin_join(const JoinOptions& options) override;
   void finish_join(const std::function<void()>& after_backward) override;
   void abandon_join() override;
   // autograd::ParameterUseListener

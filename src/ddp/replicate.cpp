@@ -101,8 +101,7 @@ LocalGradientsScope DistributedDataParallel::no_sync() {
 }
 
 JoinScope DistributedDataParallel::join(const JoinOptions& options) {
-  engine_->begin_join(options);
-  return JoinScope(engine_.pointer());
+  return {engine_.pointer(), options};
 }
 
 void DistributedDataParallel::set_world(const World& world) {

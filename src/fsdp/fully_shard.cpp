@@ -545,8 +545,7 @@ NoSyncScope FullyShardedDataParallel::no_sync(const NoSyncOptions& options) {
 }
 
 JoinScope FullyShardedDataParallel::join(const JoinOptions& options) {
-  engine_->begin_join(options);
-  return JoinScope(engine_.pointer());
+  return {engine_.pointer(), options};
 }
 
 void FullyShardedDataParallel::synchronize() { engine_->synchronize(); }

@@ -34,7 +34,6 @@ class ShardingEngine : public autograd::ModelEngine {
   virtual void end_full_precision() = 0;
   virtual void begin_no_sync(NoSyncAxis axis) = 0;
   virtual void end_no_sync(NoSyncAxis axis) = 0;
-  virtual void begin_join(const JoinOptions& options) = 0;
   virtual void synchronize() {}
   virtual void unshard() = 0;
   virtual void reshard() = 0;

@@ -45,7 +45,6 @@ class SingleRankEngine final : public ShardingEngine {
   // slices wait.
   void begin_no_sync(NoSyncAxis axis) override;
   void end_no_sync(NoSyncAxis axis) override;
-  void begin_join(const JoinOptions&) override {}  // No other ranks.
   void unshard() override {}
   void reshard() override {}
   std::vector<UnitId> begin_unshard(const std::string& module) override {

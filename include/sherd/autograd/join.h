@@ -34,7 +34,8 @@ struct JoinOptions {
   bool throw_on_early_termination = false;
 };
 
-// Thread rule: as for the handle that made it. A model has one scope at a time.
+// Thread rule: as for the handle that made it. A thread has one scope at a time, because a rank
+// without inputs takes part in the backwards of one model only.
 class JoinScope {
  public:
   JoinScope(JoinScope&&) noexcept;
@@ -55,8 +56,11 @@ class JoinScope {
  private:
   friend class DistributedDataParallel;
   friend class FullyShardedDataParallel;
-  explicit JoinScope(std::shared_ptr<autograd::ModelEngine> engine);
-  std::shared_ptr<autograd::ModelEngine> engine_;
+  struct State;
+  JoinScope(
+      std::shared_ptr<autograd::ModelEngine> engine,
+      const JoinOptions& options);
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace sherd
