@@ -50,15 +50,14 @@ class Nodes {
 };
 
 // An embedding tells replicate() that its gradient is sparse.
-void register_sparse(
-    Nodes& nodes, const std::string& name, const at::Tensor& weight) {
-  const auto [parent, own] = split(name);
+std::shared_ptr<torch::nn::EmbeddingImpl> sparse_embedding(
+    const at::Tensor& weight) {
   torch::nn::EmbeddingOptions options(weight.size(0), weight.size(1));
   options.sparse(true)._weight(weight);
   const bool trainable = weight.requires_grad();
   auto embedding = std::make_shared<torch::nn::EmbeddingImpl>(options);
   embedding->weight.set_requires_grad(trainable);
-  nodes.of(parent).register_module(own, std::move(embedding));
+  return embedding;
 }
 
 }  // namespace
@@ -79,8 +78,14 @@ ModuleTree::ModuleTree(
   }
   for (const auto& [name, tensor] : parameters) {
     const auto [module, own] = split(name);
+    if (module.empty() && embeddings.contains(module)) {
+      root = sparse_embedding(tensor);
+      return;  // It has nothing else.
+    }
     if (embeddings.contains(module)) {
-      register_sparse(nodes, module, tensor);
+      const auto [parent, name_in_parent] = split(module);
+      nodes.of(parent).register_module(
+          name_in_parent, sparse_embedding(tensor));
       continue;
     }
     nodes.of(module).register_parameter(own, tensor, tensor.requires_grad());

@@ -52,11 +52,12 @@ def check_module(module):
 
 
 def _sparse(module):
-    """The names of embeddings whose gradients are sparse, below the root."""
+    """The names of embeddings that have nothing but a weight, whose gradient is sparse."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     return [name for name, part in module.named_modules(remove_duplicate=False)
-            if name and isinstance(part, kinds) and part.sparse and
-            list(part._parameters) == ["weight"]]  # pylint: disable=protected-access
+            if isinstance(part, kinds) and part.sparse
+            and not [*part.children(), *part.buffers()]
+            and [own for own, _ in part.named_parameters()] == ["weight"]]
 
 
 def module_tree(module, buffers=None):

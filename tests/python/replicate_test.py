@@ -160,6 +160,12 @@ class Replicate(unittest.TestCase):
         for ours, theirs in zip(model.parameters(), plain.parameters()):
             torch.testing.assert_close(ours.grad.to_dense(), theirs.grad.to_dense())
         handle.close()
+        embedding = make()[0]  # The module itself.
+        handle = self.sherd.replicate(embedding)
+        embedding(torch.tensor([ranks.rank(), 7])).sum().backward()
+        self.assertTrue(embedding.weight.grad.is_sparse)
+        self.assertEqual(embedding.weight.grad.to_dense().sum().item(), 8)
+        handle.close()
 
     def test_copies_of_parameters_are_no_use_of_them(self):
         model, other = decoder(), decoder()
@@ -192,6 +198,20 @@ class Replicate(unittest.TestCase):
         self.assertEqual(len({numbers[0] for numbers in gathered}), 1)
         self.assertEqual(model.mine.item(), ranks.rank())
         handle.close()
+
+    def test_join_scopes_of_two_models_are_refused(self):
+        """A rank without inputs would wait in one for the others, which use both."""
+        for wraps in ((self.sherd.replicate, self.sherd.fully_shard),
+                      (self.sherd.fully_shard, self.sherd.replicate)):
+            outer, inner = (wrap(torch.nn.Linear(2, 2)) for wrap in wraps)
+            with self.assertRaisesRegex(
+                    self.sherd.FailedPreconditionError, "join scope of another model"):
+                with outer.join(lambda: None), inner.join(lambda: None):
+                    pass
+            with inner.join(lambda: None):
+                pass
+            inner.close()
+            outer.close()
 
     def test_a_scope_is_entered_once_at_a_time(self):
         handle = self.sherd.replicate(torch.nn.Linear(2, 2))
