@@ -33,7 +33,7 @@ class _Recorder(dict):
 
 def _small(like):
     """Zeros of as many dimensions and of the dtype of that parameter."""
-    return torch.zeros((2,) * max(like.dim(), 1), dtype=like.dtype)
+    return torch.zeros((2,) * max(like.dim(), 1), dtype=like.dtype, device="cpu")
 
 
 def _after_trial(optimizer, number, gradient, state, like):

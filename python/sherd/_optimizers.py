@@ -146,7 +146,7 @@ class TorchState:
 
     def keys(self, group):
         """The keys of a parameter's state; None where they are not known."""
-        first = first_state(self.optimizer, group, torch.zeros(2))
+        first = first_state(self.optimizer, group, torch.zeros(2, device="cpu"))
         return None if first is None else set(first)
 
     def items(self, all_of_them):
@@ -177,9 +177,9 @@ class TorchState:
         name, items = self._name(tensor), []
         for key, value in state.items():
             if isinstance(value, float):
-                value = torch.tensor(value, dtype=torch.float64)  # All of its bits.
+                value = torch.tensor(value, dtype=torch.float64, device="cpu")  # All bits.
             if isinstance(value, int):
-                value = torch.tensor(value)
+                value = torch.tensor(value, device="cpu")
             if value is None:
                 continue
             if not isinstance(value, torch.Tensor) or (
@@ -209,7 +209,8 @@ class TorchState:
             if name in self.slices:
                 alone = is_number and (key == "step" or name not in numbers)
                 shape = () if alone else self.slices[name].shape
-                self.prepared.append((name, key, torch.zeros(shape, dtype=dtype)))
+                self.prepared.append(
+                    (name, key, torch.zeros(shape, dtype=dtype, device="cpu")))
 
     def keep_others(self, described):
         """Called after prepare(): what is not described stays as it is."""
@@ -234,7 +235,7 @@ class TorchState:
             return
         self.numbers = {}
         for number, group in enumerate(self.optimizer.param_groups):
-            first = first_state(self.optimizer, number, torch.zeros(2)) or {}
+            first = first_state(self.optimizer, number, torch.zeros(2, device="cpu")) or {}
             for tensor in group["params"]:
                 state = self.optimizer.state.get(tensor) or first
                 self.numbers.update(

@@ -185,7 +185,7 @@ def _lacks_some(handle, given, is_slice):
     lacks = len(listed) != len(given) or any(
         tensor.requires_grad and id(tensor) not in listed
         and not (is_slice and tensor.grad is None) for tensor in ours)
-    any_lacks = torch.tensor([float(lacks)], dtype=torch.float64)
+    any_lacks = torch.tensor([float(lacks)], dtype=torch.float64, device="cpu")
     handle.core_parameters.all_reduce_max(any_lacks)
     return any_lacks.item() > 0
 
@@ -217,7 +217,8 @@ def _clip_grad_norm(original):
         norm = handle.clip_grad_norm(max_norm, norm_type, error_if_nonfinite)
         # Of which no digit is lost, as for PyTorch's in fp64.
         return torch.tensor(norm, dtype=functools.reduce(
-            torch.promote_types, {tensor.dtype for tensor in given}, torch.float32))
+            torch.promote_types, {tensor.dtype for tensor in given}, torch.float32),
+            device=parameters[0].device)
     clip_grad_norm_.sherd_original = original
     return clip_grad_norm_
 
@@ -292,6 +293,16 @@ def _grad_scaler(original):
     return of_scaler
 
 
+def _is_shared(original):
+    @functools.wraps(original)
+    def is_shared(self):
+        if not self.is_cuda:
+            # Raises for a parameter that is not whole, where PyTorch's own would abort.
+            self.filename  # pylint: disable=pointless-statement
+        return original(self)
+    return is_shared
+
+
 def install():
     """Once, when sherd is imported."""
     scaler = torch.amp.GradScaler
@@ -307,6 +318,7 @@ def install():
     utils.clip_grad_norm_ = utils.clip_grad.clip_grad_norm_ = clip
     if hasattr(utils, "get_total_norm"):
         utils.get_total_norm = _total_norm(utils.get_total_norm)
+    torch.UntypedStorage.is_shared = _is_shared(torch.UntypedStorage.is_shared)
     # What PyTorch's own calls, of which a program may have a reference already.
     for where, name in ((utils.clip_grad, "_clip_grads_with_norm_"),
                         (utils, "clip_grads_with_norm_")):

@@ -225,7 +225,7 @@ def broadcast(world, tensors):
     result = {}
     for name, shape, dtype in described:
         result[name] = (tensors[name].contiguous() if world.rank == 0
-                        else torch.empty(shape, dtype=dtype))
+                        else torch.empty(shape, dtype=dtype, device="cpu"))
         if result[name].numel() > 0:
             world.broadcast([result[name]])
     return result
@@ -256,7 +256,7 @@ def _whole(handle, kind):
 def _parts(handle):
     template = Template(handle)
     slices = dict(handle.core_parameters.items())
-    empty = torch.empty(0)
+    empty = torch.empty(0, device="cpu")
     values = {key: ShardTensor(template.shapes[name], slices.get(name, empty),
                                template.begins[name])
               for key, name in template.sharded.items()}

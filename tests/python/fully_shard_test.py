@@ -567,6 +567,12 @@ class FullyShard(unittest.TestCase):
             norms.append(clip(model, handle))
             handle.close()
         self.same(norms, norms[2:] * 3)
+        model = decoder()
+        handle = self.sherd.fully_shard(model)
+        loss_of(model, batch_of(0, ranks.rank())).backward()
+        with torch.device("meta"):  # Where the program makes its own tensors.
+            self.same([nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()], norms[:1])
+        handle.close()
         norms = []
         for norm_type in (math.inf, "inf"):
             model = decoder()

@@ -499,8 +499,12 @@ class WorksWith(unittest.TestCase):
             if torch.__version__ < "2.12":  # There a pointer is null instead of an error.
                 self.assertEqual(weight.data_ptr(), 0)
             else:
-                with self.assertRaisesRegex(RuntimeError, "0.weight"):
-                    weight.data_ptr()
+                for read in (weight.data_ptr, weight.is_shared,
+                             weight.untyped_storage().is_shared):
+                    with self.assertRaisesRegex(RuntimeError, "0.weight"):
+                        read()
+        self.assertFalse(torch.ones(1).is_shared())
+        self.assertTrue(torch.ones(1).share_memory_().is_shared())
         handle.close()
 
     def test_the_profiler_of_pytorch_works_without_stacks(self):
