@@ -25,7 +25,8 @@ namespace sherd {
 // the last part of argv[0], and returns 2 after an Error with kInvalidArgument, which the same
 // command line would cause again, or 1 after any other exception. Makes stdout line-buffered, also
 // in a pipe. Ignores SIGXFSZ, so that a file that reaches a limit (ulimit -f) is an error of whoever
-// writes it and does not kill the program. Throws nothing.
+// writes it and does not kill the program. If stdin, stdout or stderr is closed, opens /dev/null for
+// reading in its place, so that no socket takes its number and writing fails. Throws nothing.
 int run_main(int argc, char** argv, const std::function<int()>& body);
 
 // The message of an exception without the C++ stack that LibTorch appends to its own messages.
