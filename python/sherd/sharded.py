@@ -204,6 +204,13 @@ class FullyShardedDataParallel:
         """
         return state.load_state_dict(self, state_dict, strict)
 
+    def state_dict_names(self) -> AbstractContextManager:
+        """A scope in which state_dict() of the module and of modules in it does not raise, for
+        functions that read its names alone and take the values from a whole state that they are
+        given, as peft's save_pretrained() does with `modules_to_save`. Not collective: rank 0
+        alone may use it. Values must not be read, since each rank has a part of them."""
+        return self.guard.opened()
+
     def close(self) -> None:
         """Ends sharding: later use of the module is an error. Idempotent."""
         self._core.close()

@@ -52,11 +52,11 @@ class Guard:
     @contextlib.contextmanager
     def opened(self):
         """A scope in which state_dict() may be called."""
-        self._open = True
+        before, self._open = self._open, True
         try:
             yield
         finally:
-            self._open = False
+            self._open = before
 
     def remove(self):
         """Ends it."""
@@ -71,7 +71,9 @@ class Guard:
             raise FailedPreconditionError(
                 "[python] state_dict() of a sharded module: each rank has a part of "
                 "it; expected handle.state_dict() on every rank, which gives whole "
-                "tensors (sherd.handle_of(module) is the handle)")
+                "tensors (sherd.handle_of(module) is the handle). Where a function takes "
+                "those and reads names alone from the module, as peft's save_pretrained("
+                "state_dict=...) does, call it in a scope of handle.state_dict_names()")
 
     def _before_load(self, *_):
         raise FailedPreconditionError(

@@ -275,6 +275,14 @@ class State(unittest.TestCase):
             handle.close()
         for replace in (module, parameter, tied):
             model = decoder()
+        if ranks.rank() == 0:
+            with handle.state_dict_names():
+                self.assertEqual(list(model[1].state_dict()), list(decoder()[1].state_dict()))
+        with handle.state_dict_names():
+            self.equal(handle.state_dict(), decoder().state_dict())
+            self.assertEqual(list(model.state_dict()), list(decoder().state_dict()))
+        with self.assertRaisesRegex(self.sherd.Error, r"handle.state_dict_names\(\)"):
+            model.state_dict()
             handle = self.sherd.replicate(model)
             replace(model)
             self.refuses_to_save_and_load(handle, "1.linear1.weight.*replicate")

@@ -84,22 +84,26 @@ def sharded(scratch):
 
 
 def adapters_of(scratch):
-    """Adapters by peft on two ranks, saved, resumed and read by peft."""
+    """Adapters and a trained layer by peft on two ranks, saved, resumed and read by peft."""
     import peft
     from sherd.integrations.transformers import shard
     def adapted():
         return peft.get_peft_model(clients.llama(), peft.LoraConfig(
-            r=4, target_modules=["q_proj", "v_proj"]))
+            r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"]))
     whole_run = shard(trainer_of(scratch / "lora", 2, adapted()))
     whole_run.train()
-    resumed = shard(trainer_of(scratch / "lora_resumed", 2, adapted()))
+    resumed = shard(trainer_of(
+        scratch / "lora_resumed", 2, adapted(), load_best_model_at_end=True,
+        eval_strategy="steps", eval_steps=SAVED))
     resumed.train(resume_from_checkpoint=str(scratch / "lora" / f"checkpoint-{SAVED}"))
     near(logged(resumed, "loss"), logged(whole_run, "loss"), "losses of adapters")
     if resumed.is_world_process_zero():
         last = scratch / "lora" / f"checkpoint-{STEPS}"
         same_values(scratch / "lora_resumed" / last.name, last, "adapters",
                     "adapter_model.safetensors")
-        peft.PeftModel.from_pretrained(clients.llama(), last)
+        saved = peft.PeftModel.from_pretrained(clients.llama(), last)
+        head = saved.base_model.model.lm_head.modules_to_save["default"].weight
+        assert not head.equal(clients.llama().lm_head.weight), "expected a trained head"
 
 
 def plain(scratch):

@@ -8,6 +8,8 @@
 Set ``use_cpu=True`` in TrainingArguments. docs/guide/hugging_face.md.
 """
 
+import contextlib
+
 import transformers
 
 from ..errors import InvalidArgumentError
@@ -15,6 +17,12 @@ from ..sharded import handle_of
 from . import accelerate
 
 _MAJOR_MIN = 5  # Before, a Trainer calls _save() on rank 0 alone.
+
+
+def _names(model):
+    """A scope in which peft may read the names of its state."""
+    handle = handle_of(model)
+    return contextlib.nullcontext() if handle is None else handle.state_dict_names()
 
 
 def shard(trainer, **options):
@@ -37,12 +45,18 @@ def shard(trainer, **options):
             "what all have together, found True")
     accelerate.shard(trainer.accelerator, **options)
     save, save_optimizer = trainer._save, trainer._save_optimizer_and_scheduler
+    load_best = trainer._load_best_model
 
     def save_model(output_dir=None, state_dict=None):
         handle = handle_of(trainer.model)
         if handle is not None and state_dict is None:
             state_dict = handle.state_dict("rank0")
-        return save(output_dir, state_dict)
+        with _names(trainer.model):
+            return save(output_dir, state_dict)
+
+    def load_best_model():
+        with _names(trainer.model):
+            return load_best()
 
     def save_optimizer_and_scheduler(output_dir):
         if not trainer.args.should_save:
@@ -50,5 +64,6 @@ def shard(trainer, **options):
         return save_optimizer(output_dir)
 
     trainer._save = save_model
+    trainer._load_best_model = load_best_model
     trainer._save_optimizer_and_scheduler = save_optimizer_and_scheduler
     return trainer
