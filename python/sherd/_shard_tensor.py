@@ -38,6 +38,11 @@ def boxes(shape, begin, end):
     return [box for a, b in zip(cuts, cuts[1:]) for box in boxes(shape, a, b)]
 
 
+def has_values(tensor):
+    """False for what stands for values that lie elsewhere, as a DTensor does."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
 class ShardTensor(torch.Tensor):
     """This rank's part of a tensor: it has the whole one's shape, and `elements`,
     1-D, from index `begin` of the flattened tensor. Copies of it are parts, too;

@@ -4,10 +4,13 @@ command read and write, too: docs/guide/checkpoints.md."""
 
 from __future__ import annotations
 
+import base64
 import collections.abc
 import dataclasses
+import io
 import json
 import os
+import pickle
 from typing import Any
 
 import torch
@@ -19,10 +22,12 @@ from ._together import described, kind_of, of_rank0, on_every_rank, same_call
 from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
 from .optim import WeightAverage
-from .state import check_parts, own_if_empty, placed, wait_for_readers
+from .state import (
+    check_parts, extra_state, own_if_empty, placed, set_extra_state, wait_for_readers)
 
 _OPTIMIZER = "sherd.optimizer"  # Names of values.
 _HOOK = "sherd.hook"
+_EXTRA = "sherd.extra_state"
 _AVERAGE = "ema"  # The section of averages.
 # Sections of sherd's own that are no optimizer's.
 _OTHER_SECTIONS = {"model", "hook", "generators", "scaler", "tensors", _AVERAGE}
@@ -98,9 +103,9 @@ class CheckpointSaver:
 
 def save(folder: str | os.PathLike, step: int, handle, optimizer: Any = None,
          values: dict[str, str] | None = None, **options: Any) -> None:
-    """Saves FOLDER/step-STEP: parameters, persistent buffers, the state of an optimizer
-    and what a hook of sherd.hooks remembers. Collective, between two steps. `options` are
-    CheckpointSaver's.
+    """Saves FOLDER/step-STEP: parameters, persistent buffers, extra state of modules, the state
+    of an optimizer and what a hook of sherd.hooks remembers. Collective, between two steps.
+    `options` are CheckpointSaver's.
 
         sherd.save("run/checkpoints", step, handle, optimizer, {"loss": str(loss)})
         report = sherd.load("run/checkpoints", handle, optimizer)
@@ -219,6 +224,10 @@ def _state_of(handle, optimizer, generators, average, values):
 
     def make():
         _check_values({} if values is None else values)
+        extra = extra_state(handle.module)
+        if extra and world.rank == 0:
+            texts[_EXTRA] = json.dumps(
+                {key: _extra_text(key, value) for key, value in extra.items()})
         state = _base_state(handle, generators, average)
         if mine is not None:
             mine.add_to(state)
@@ -227,6 +236,41 @@ def _state_of(handle, optimizer, generators, average, values):
     state = on_every_rank(world, make)
     handle.hook_of.add_to(state)
     return state
+
+
+def _reason(error):
+    """What torch.load() found, in one line."""
+    return str(error).rpartition("WeightsUnpickler error: ")[2].split("\n", maxsplit=1)[0]
+
+
+def _extra_text(key, value):
+    """Extra state of a module as a text that is read without running code."""
+    written = io.BytesIO()
+    try:
+        torch.save(value, written)
+        torch.load(io.BytesIO(written.getvalue()), weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        raise InvalidArgumentError(
+            f"[python] {key}: expected extra state that torch.load(weights_only=True) reads: "
+            "tensors, numbers, texts, and lists, tuples and dictionaries of those, or objects "
+            "of classes given to torch.serialization.add_safe_globals(), found a "
+            f"{type(value).__name__}: {_reason(error)}") from error
+    return base64.b64encode(written.getvalue()).decode()
+
+
+def _saved_extra(path, values):
+    """The extra state of modules by key; None where the checkpoint keeps none."""
+    try:
+        saved = json.loads(values.get(_EXTRA, "null"))
+        return saved and {
+            key: torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+            for key, text in saved.items()}
+    except (AttributeError, EOFError, RuntimeError, TypeError, ValueError,
+            pickle.PickleError) as error:
+        raise InvalidArgumentError(
+            f"[python] {path}: expected extra state of modules that torch.load(weights_only="
+            f"True) reads as value {_EXTRA!r}, found {type(error).__name__}: {_reason(error)}"
+        ) from error
 
 
 def _saved_groups(path, values):
@@ -243,16 +287,16 @@ def _saved_groups(path, values):
             f"{_OPTIMIZER!r}, found {type(error).__name__}: {error}") from error
 
 
-def _restored(group):
-    """Hyperparameters as _described() took them; JSON has no tuples."""
-    return {key: tuple(value) if isinstance(value, list) and key != "params" else value
-            for key, value in group.items()}
+def _restored(group, mine):
+    """Hyperparameters as _described() took them; JSON has no tuples, which ours has."""
+    return {key: tuple(value) if isinstance(value, list) and isinstance(mine.get(key), tuple)
+            else value for key, value in group.items()}
 
 
-def _restored_groups(names, groups, strict):
+def _restored_groups(mine, names, groups, strict):
     """Without `strict`, nothing for a group that has no name of ours."""
-    return [_restored(group) if strict or set(group["params"]) & set(mine) else {}
-            for mine, group in zip(names, groups)]
+    return [_restored(group, ours) if strict or set(group["params"]) & set(of_group) else {}
+            for ours, of_group, group in zip(mine.options(), names, groups)]
 
 
 def _content(path):
@@ -267,8 +311,11 @@ def _load_one(path, handle, optimizer, strict, generators, average):
     world = handle.mesh.world
     tensors, values = of_rank0(world, lambda: _content(path))
     groups = _saved_groups(path, values)
+    extra = on_every_rank(world, lambda: _saved_extra(path, values))
     state = on_every_rank(world, lambda: _base_state(handle, generators, average))
-    on_every_rank(world, lambda: _check_names(handle, path, tensors, strict))
+    on_every_rank(world, lambda: _check_names(handle, path, tensors, extra, strict))
+    without = on_every_rank(
+        world, lambda: _missing_generators(generators or {}, path, tensors, strict))
     begins_again = average is not None and not on_every_rank(
         world, lambda: _has_averages(average, path, tensors, strict))
     mine = None
@@ -291,18 +338,46 @@ def _load_one(path, handle, optimizer, strict, generators, average):
     if mine is not None:
         mine.finish()
         if groups is not None:
-            mine.set_options(_restored_groups(names, groups, strict))
-    texts = {name: text for name, text in values.items() if name not in (_OPTIMIZER, _HOOK)}
+            mine.set_options(_restored_groups(mine, names, groups, strict))
+    lacks, knows_not = on_every_rank(world, lambda: _set_extra(handle, extra))
+    texts = {name: text for name, text in values.items()
+             if name not in (_OPTIMIZER, _HOOK, _EXTRA)}
     return found, LoadReport(found.folder, found.step, found.world_size, texts,
-                             found.missing, found.unexpected)
+                             found.missing + without + lacks, found.unexpected + knows_not)
 
 
-def _check_names(handle, path, tensors, strict):
+def _set_extra(handle, saved):
+    """Returns what of a checkpoint with extra state only one side has."""
+    if saved is None:
+        return [], []
+    mine = extra_state(handle.module)
+    set_extra_state(handle.module,
+                    {key: value for key, value in saved.items() if key in mine})
+    return ([f"model {key}" for key in mine if key not in saved],
+            [f"model {key}" for key in saved if key not in mine])
+
+
+def _missing_generators(generators, path, tensors, strict):
+    """Those of which the checkpoint has no state; fewer ranks may have saved it."""
+    saved = {name.rpartition(".rank-")[0] for section, name, _, _ in tensors
+             if section == "generators"}
+    missing = [name for name in generators if name not in saved]
+    if strict and missing:
+        raise InvalidArgumentError(
+            f"[python] {path}: expected the state of the generators, found none of "
+            f"{', '.join(missing)}; without them, or with strict=False, the rest is loaded")
+    return [f"generators {name}" for name in missing]
+
+
+def _check_names(handle, path, tensors, extra, strict):
     """Sections that nobody asked for are no mistake."""
     ours = {name for name, _, _ in placed(handle)}
     ours |= {name for name, _ in ignored_parameters(handle)}
     ours |= {name for name, _ in persistent_buffers(handle.module)}
     saved = {name for section, name, _, _ in tensors if section == "model"}
+    if extra is not None:  # Others keep none.
+        ours |= set(extra_state(handle.module))
+        saved |= set(extra)
     for names, text in ((ours - saved, "all that the module has, found no"),
                         (saved - ours, "nothing that the module lacks, found")):
         if strict and names:

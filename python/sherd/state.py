@@ -13,13 +13,17 @@ import contextlib
 import torch
 
 from . import _core, _slices
-from ._shard_tensor import ShardTensor
+from ._shard_tensor import ShardTensor, has_values
 from ._together import gathered, of_rank0, on_every_rank, same_call
 from .errors import FailedPreconditionError, InvalidArgumentError
 
 _KINDS = ("full", "rank0", "sharded")
 _MODEL, _OTHERS = "model", "others"  # Sections.
 _COPY = "__reduce_ex__"
+_EXTRA = "_extra_state"
+# How parts of tensors in the form of PyTorch, as DTensor, are loaded.
+USE_WHOLE = ("; call full_tensor() of each DTensor on every rank first, or save and load the "
+             "state by torch.distributed.checkpoint")
 
 IncompatibleKeys = collections.namedtuple(
     "IncompatibleKeys", ["missing_keys", "unexpected_keys"])
@@ -179,7 +183,7 @@ class Template:
         for key, value in self.entries.items():
             if id(value) in of_sharded:
                 self.sharded[key] = of_sharded[id(value)]
-            elif not isinstance(value, torch.Tensor):
+            elif key.rpartition(".")[2] == _EXTRA or not isinstance(value, torch.Tensor):
                 self.extra[key] = value
             elif value.numel() == 0:
                 self.others[key] = own_if_empty(value)
@@ -306,7 +310,7 @@ def _compare(template, state, strict):
     """Names that only one side has; raises for them if strict, and for shapes."""
     missing = [key for key in template.entries if key not in state]
     unexpected = [key for key in state if key not in template.entries]
-    wrong = []
+    wrong, hint = [], ""
     if strict:
         wrong += [f"no {key}" for key in missing]
         wrong += [f"{key}, which the module lacks" for key in unexpected]
@@ -316,13 +320,16 @@ def _compare(template, state, strict):
         shape = template.shape(key)
         if not isinstance(value, torch.Tensor):
             wrong.append(f"{key}: a {type(value).__name__} instead of a tensor")
+        elif not isinstance(value, ShardTensor) and not has_values(value):
+            wrong.append(f"{key}: a {type(value).__name__} instead of a plain tensor")
+            hint = USE_WHOLE
         elif tuple(value.shape) != shape:
             wrong.append(f"{key} of shape {tuple(value.shape)} instead of {shape}")
     if wrong:
         more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise InvalidArgumentError(
             "[python] load_state_dict: expected the names and shapes of the plain "
-            f"module, found {'; '.join(wrong[:8])}{more}")
+            f"module, found {'; '.join(wrong[:8])}{more}{hint}")
     return IncompatibleKeys(missing, unexpected)
 
 
@@ -353,13 +360,22 @@ def _load_full(handle, state, strict):
 
     missing, unexpected, extra = of_rank0(world, compare)
     _core.scatter_full_state(world, full, target, False)
-    on_every_rank(world, lambda: _set_extra(handle.module, extra))
+    on_every_rank(world, lambda: set_extra_state(handle.module, extra))
     return IncompatibleKeys(missing, unexpected)
 
 
-def _set_extra(module, extra):
+def extra_state(module):
+    """What get_extra_state() of the module and of those in it returns, by the keys that
+    state_dict() has for it."""
+    return {f"{name}.{_EXTRA}".removeprefix("."): owner.get_extra_state()
+            for name, owner in module.named_modules(remove_duplicate=False)
+            if type(owner).get_extra_state is not torch.nn.Module.get_extra_state}
+
+
+def set_extra_state(module, extra):
+    """The reverse."""
     for key, value in extra.items():
-        owner = key.removesuffix("_extra_state").removesuffix(".")
+        owner = key.removesuffix(_EXTRA).removesuffix(".")
         module.get_submodule(owner).set_extra_state(value)
 
 
@@ -381,8 +397,8 @@ def _load_parts(handle, state, strict):
                     template.others[key].copy_(value.elements.view(value.shape))
                 elif key in template.sharded:
                     mine[key].elements.copy_(value.elements)
-        _set_extra(handle.module,
-                   {key: state[key] for key in template.extra if key in state})
+        set_extra_state(handle.module,
+                        {key: state[key] for key in template.extra if key in state})
     template, mine, keys = on_every_rank(world, check)
     on_every_rank(world, load)
     handle.publish()

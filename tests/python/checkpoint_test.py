@@ -246,11 +246,13 @@ class Checkpoints(unittest.TestCase):
             optimizer = adamw(handle)
             optimizer.param_groups[0]["lr"] = 0.125
             optimizer.param_groups[0]["betas"] = (0.5, 0.75)
+            optimizer.param_groups[0]["when"] = [1, 2]
             self.sherd.save(folder, 1, handle, optimizer)
             again = adamw(handle)
             self.sherd.load(folder, handle, again, step=1)
             group = again.param_groups[0]
             self.assertEqual((group["lr"], group["betas"]), (0.125, (0.5, 0.75)))
+            self.assertEqual(group["when"], [1, 2])
             handle.close()
 
     def test_everything_of_a_module_is_kept(self):
@@ -270,6 +272,7 @@ class Checkpoints(unittest.TestCase):
             for name, value in target.state_dict().items():
                 if isinstance(value, torch.Tensor):
                     self.assertTrue(torch.equal(value, expected[name]), name)
+            self.assertEqual(target.module.note, "two")
             source.close()
             target.close()
 

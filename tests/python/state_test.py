@@ -4,6 +4,7 @@
 import contextlib
 import tempfile
 import unittest
+import unittest.mock
 
 import ranks
 import torch
@@ -36,6 +37,29 @@ class WithEverything(nn.Module):
 
     def forward(self, x):
         return self.layers(x) * self.scale + self.alone.sum() + self.frozen.sum()
+
+
+class Scaled(nn.Linear):
+    """Its extra state is a tensor, whose length depends on the value."""
+    scale = "1"
+
+    def get_extra_state(self):
+        return torch.tensor(list(self.scale.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state):
+        self.scale = bytes(state.tolist()).decode()
+
+
+class Elsewhere(torch.Tensor):
+    """As a DTensor, it has no values of its own."""
+
+    @staticmethod
+    def __new__(cls, *shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} of a tensor without values")
 
 
 def changed(module):
@@ -161,6 +185,66 @@ class State(unittest.TestCase):
         source.close()
         target.close()
 
+    def test_extra_state_may_be_a_tensor(self):
+        source, target = self.sharded(Scaled(3, 3)), self.sharded(Scaled(3, 3))
+        for kind in ("full", "rank0", "sharded"):
+            source.module.scale += "23"
+            target.load_state_dict(source.state_dict(kind))
+            self.assertEqual(target.module.scale, source.module.scale, kind)
+        with self.folder(source) as folder:
+            self.sherd.save(folder, 1, source)
+            target.module.scale = "another"
+            self.sherd.load(folder, target)
+            self.assertEqual(target.module.scale, source.module.scale)
+        source.close()
+        target.close()
+
+    def test_extra_state_is_part_of_a_checkpoint(self):
+        sherd = self.sherd
+        noted, plain = self.sharded(Scaled(3, 3)), self.sharded(nn.Linear(3, 3))
+        with self.folder(noted) as folder:
+            sherd.save(folder, 1, plain)  # As earlier ones, it has none.
+            noted.module.scale = "before"
+            sherd.load(folder, noted)
+            self.assertEqual(noted.module.scale, "before")
+            sherd.save(folder, 2, noted, values={"mine": "text"})
+            with self.assertRaisesRegex(sherd.Error, "lacks, found _extra_state"):
+                sherd.load(folder, plain)
+            report = sherd.load(folder, plain, strict=False)
+            self.assertEqual(report.unexpected, ["model _extra_state"])
+            self.assertEqual(report.values, {"mine": "text"})
+            more = nn.Linear(3, 3)
+            more.part = Scaled(1, 1)
+            target = self.sharded(more)
+            report = sherd.load(folder, target, strict=False)
+            self.assertIn("model part._extra_state", report.missing)
+            target.close()
+            with unittest.mock.patch.object(
+                    Scaled, "get_extra_state", lambda self: contextlib.nullcontext()):
+                with self.assertRaisesRegex(sherd.Error, "_extra_state: expected .*nullcontext"):
+                    sherd.save(folder, 3, noted)
+            with unittest.mock.patch("sherd.checkpoints._check_values"):
+                sherd.save(folder, 4, plain, values={"sherd.extra_state": '{"_extra_state": "AA"}'})
+            with self.assertRaisesRegex(sherd.Error, "as value 'sherd.extra_state'"):
+                sherd.load(folder, noted)
+        noted.close()
+        plain.close()
+
+    def test_generators_that_were_not_saved_are_told(self):
+        handle = self.sharded(nn.Linear(3, 3))
+        kept, other = torch.Generator().manual_seed(5), torch.Generator().manual_seed(6)
+        before = other.get_state()
+        with self.folder(handle) as folder:
+            self.sherd.save(folder, 1, handle, generators={"kept": kept})
+            for generators in ({"other": other}, {"kept": kept, "other": other}):
+                with self.assertRaisesRegex(self.sherd.Error, "found none of other;"):
+                    self.sherd.load(folder, handle, generators=generators)
+                report = self.sherd.load(folder, handle, generators=generators, strict=False)
+                self.assertEqual(report.missing, ["generators other"])
+            self.sherd.load(folder, handle, generators={"kept": kept})
+        self.assertTrue(torch.equal(other.get_state(), before))
+        handle.close()
+
     def test_half_precision_is_used_and_full_precision_saved(self):
         plain = decoder()
         handle = self.sharded(decoder(), mixed_precision=self.sherd.MixedPrecision(
@@ -191,6 +275,14 @@ class State(unittest.TestCase):
                 part.state_dict()
             with self.assertRaisesRegex(self.sherd.Error, r"handle.load_state_dict"):
                 part.load_state_dict({})
+        if ranks.rank() == 0:
+            with handle.state_dict_names():
+                self.assertEqual(list(model[1].state_dict()), list(decoder()[1].state_dict()))
+        with handle.state_dict_names():
+            self.equal(handle.state_dict(), decoder().state_dict())
+            self.assertEqual(list(model.state_dict()), list(decoder().state_dict()))
+        with self.assertRaisesRegex(self.sherd.Error, r"handle.state_dict_names\(\)"):
+            model.state_dict()
         handle.close()
 
     def test_mistakes_are_told_on_every_rank(self):
@@ -200,6 +292,7 @@ class State(unittest.TestCase):
         good = changed(WithEverything()).state_dict()
         for wrong, text in (
                 ({"scale": None}, "scale: a NoneType instead"),
+                ({"frozen": Elsewhere(3, 2, 5)}, r"plain tensor; call full_tensor\(\)"),
                 ({"frozen": torch.ones(3)}, r"frozen of shape \(3,\) instead of \(3, 2, 5\)"),
                 ({"table": torch.ones(3)}, r"table of shape \(3,\)"),
                 ({"other": torch.ones(3)}, "other, which the module lacks")):
@@ -275,14 +368,6 @@ class State(unittest.TestCase):
             handle.close()
         for replace in (module, parameter, tied):
             model = decoder()
-        if ranks.rank() == 0:
-            with handle.state_dict_names():
-                self.assertEqual(list(model[1].state_dict()), list(decoder()[1].state_dict()))
-        with handle.state_dict_names():
-            self.equal(handle.state_dict(), decoder().state_dict())
-            self.assertEqual(list(model.state_dict()), list(decoder().state_dict()))
-        with self.assertRaisesRegex(self.sherd.Error, r"handle.state_dict_names\(\)"):
-            model.state_dict()
             handle = self.sherd.replicate(model)
             replace(model)
             self.refuses_to_save_and_load(handle, "1.linear1.weight.*replicate")
