@@ -30,14 +30,16 @@ void bind_optimizer_state(py::module_& module, py::class_<State>& state) {
         self.add(section, optimizer, parameters);
       },
       py::keep_alive<1, 3>());
-  module.def("optimizer_tensors", [](Optimizer& optimizer, bool all) {
-    StateTensors result;
-    const auto names = all ? optimizer.names() : std::vector<std::string>();
-    for (const auto& item : optimizer.tensors({names.begin(), names.end()})) {
-      result.emplace_back(item.parameter, item.key, item.tensor);
-    }
-    return result;
-  });
+  // The state of what has had an update and of those named, for which it is made.
+  module.def(
+      "optimizer_tensors",
+      [](Optimizer& optimizer, const std::set<std::string>& also) {
+        StateTensors result;
+        for (const auto& item : optimizer.tensors(also)) {
+          result.emplace_back(item.parameter, item.key, item.tensor);
+        }
+        return result;
+      });
 }
 
 void bind_state_of_job(py::module_& module) {

@@ -14,6 +14,12 @@ SECTION = "optimizer"
 _OURS = (_core.AdamW, _core.SGD, _core.Muon)
 
 
+def _trained(optimizer):
+    """The names of an optimizer of sherd, without those of frozen parameters."""
+    return {name for name, tensor in optimizer.core_parameters.items()
+            if tensor.requires_grad}
+
+
 class OwnState:
     """What one of sherd's optimizers, or several over parts of the parameters, have on
     this rank. Each has one group."""
@@ -50,15 +56,18 @@ class OwnState:
                 optimizer.lr = float(saved["lr"])
 
     def items(self, all_of_them):
-        """(name, key, tensor) of what there is; of all parameters if asked for."""
+        """(name, key, tensor) of what there is; of all parameters that are not frozen, too,
+        if asked for."""
         return [item for optimizer in self.optimizers
-                for item in _core.optimizer_tensors(optimizer, all_of_them)]
+                for item in _core.optimizer_tensors(
+                    optimizer, _trained(optimizer) if all_of_them else set())]
 
     def keys(self, group):
         """The keys of a parameter's state; None where they are not known."""
         optimizer = self.optimizers[group]
-        keys = {key for _, key, _ in _core.optimizer_tensors(optimizer, True)}
-        known = keys or (self.groups()[group] and not isinstance(
+        names = _trained(optimizer)
+        keys = {key for _, key, _ in _core.optimizer_tensors(optimizer, names)}
+        known = keys or (names and not isinstance(
             optimizer, _core.Muon))  # Of which a rank may have no matrix.
         return keys if known else None
 
@@ -86,6 +95,10 @@ class OwnState:
         if self.tensors is None:
             self.tensors = {(name, key): tensor
                             for name, key, tensor in self.items(True)}
+        if (name, key) not in self.tensors:  # What was trained before it was frozen.
+            self.tensors.update(
+                {(found, key): tensor for optimizer in self.optimizers
+                 for found, key, tensor in _core.optimizer_tensors(optimizer, {name})})
         return self.tensors.get((name, key))
 
     def part_numel(self, name, key):

@@ -16,10 +16,10 @@ from . import _core
 from ._handles import check_handle
 from ._optimizer_state import hyperparameters
 from ._optimizers import SECTION, state_of
-from ._shard_tensor import ShardTensor
+from ._shard_tensor import ShardTensor, has_values
 from ._together import described, gathered, kind_of, of_rank0, on_every_rank, same_call
 from .errors import InvalidArgumentError
-from .state import broadcast, check_kind, placed
+from .state import USE_WHOLE, broadcast, check_kind, placed
 
 
 def named_groups(handle, mine):
@@ -39,11 +39,14 @@ def named_groups(handle, mine):
 
 
 def frozen_and_without_state(handle, with_state):
-    """The names of frozen parameters of which there is no state to load: those that were
-    saved without any, and those that the handle does not manage and that never train."""
+    """The names of parameters of which there is no state to load: frozen ones that were saved
+    without any or that the handle does not manage, so that they never train, and those
+    without elements."""
     managed = {name for name, _, _ in placed(handle)}
-    return {name for name, parameter in handle.module.named_parameters()
-            if not parameter.requires_grad} - (set(with_state) & managed)
+    named = dict(handle.module.named_parameters())
+    frozen = {name for name, parameter in named.items() if not parameter.requires_grad}
+    empty = {name for name, parameter in named.items() if parameter.numel() == 0}
+    return frozen - (set(with_state) & managed) | empty
 
 
 def check_groups(mine, groups, saved, with_state, strict=True):
@@ -231,6 +234,19 @@ def _has_parts(state):
                for value in of_one.values())
 
 
+def _with_unmanaged(handle, names, groups):
+    """`names` with parameters that are in no group of ours, where exactly one group of a plain
+    run has so many more: those without elements, or these and frozen ones."""
+    order = dict(handle.module.named_parameters())
+    others = frozen_and_without_state(handle, ()) - set(sum(names, []))
+    more = [len(group["params"]) - len(of_group) for group, of_group in zip(groups, names)]
+    for added in ({name for name in others if order[name].requires_grad}, others):
+        if len(groups) == len(names) and sorted(more) == [0] * (len(more) - 1) + [len(added)]:
+            return [[name for name in order if name in added.union(of_group)] if lacks
+                    else of_group for of_group, lacks in zip(names, more)]
+    return names
+
+
 def _with_names(mine, names, state):
     """`state` by name, where torch.optim has made it by the places of parameters: of the
     groups with as many parameters in the same order."""
@@ -240,6 +256,7 @@ def _with_names(mine, names, state):
         return state
     in_order = all([name for name in all_of_group if name in set(of_rank)] == of_rank
                    for all_of_group, of_rank in zip(names, mine.groups()))
+    names = _with_unmanaged(mine.handle, names, groups)
     if not in_order or [len(group["params"]) for group in groups] != list(map(len, names)):
         raise InvalidArgumentError(
             "[python] expected names of parameters, or their places in groups of "
@@ -261,10 +278,21 @@ def _checked(mine, names, state):
             "[python] expected a dictionary of state and param_groups, found one of "
             f"{', '.join(map(str, state)) or 'nothing'}")
     state = _with_names(mine, names, state)
-    check_groups(mine, names, state["param_groups"], state["state"])
-    check_keys(mine, names, state["state"])
-    left_out = frozen_and_without_state(mine.handle, state["state"])
-    return {name: of_one for name, of_one in state["state"].items() if name not in left_out}
+    # An entry that is None is none, as a momentum_buffer of SGD may be.
+    saved = {name: {key: value for key, value in of_one.items() if value is not None}
+             for name, of_one in state["state"].items()}
+    saved = {name: of_one for name, of_one in saved.items() if of_one}
+    for name, of_one in saved.items():
+        for key, value in of_one.items():
+            if isinstance(value, torch.Tensor) and not (
+                    isinstance(value, ShardTensor) or has_values(value)):
+                raise InvalidArgumentError(
+                    f"[python] {key} of {name}: expected a plain tensor, found a "
+                    f"{type(value).__name__}{USE_WHOLE}")
+    check_groups(mine, names, state["param_groups"], saved)
+    check_keys(mine, names, saved)
+    left_out = frozen_and_without_state(mine.handle, saved)
+    return {name: of_one for name, of_one in saved.items() if name not in left_out}
 
 
 def _load_parts(handle, mine, names, state):
@@ -296,7 +324,7 @@ def _load_full(world, mine, names, state):
     def describe():
         tensors = {(name, key): torch.as_tensor(value).detach()
                    for name, of_one in _checked(mine, names, state).items()
-                   for key, value in of_one.items() if value is not None}
+                   for key, value in of_one.items()}
         full[SECTION] = {f"{key}.{name}": tensor
                          for (name, key), tensor in tensors.items()}
         return ([[name, key, tensor.dtype, tensor.dim() == 0]

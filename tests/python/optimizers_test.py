@@ -9,7 +9,9 @@ import checkpoint_test
 import ranks
 import torch
 from checkpoint_test import adamw, half_frozen, train_by_several, with_bias_and_norm
-from state_test import changed
+from state_test import Elsewhere, changed
+from torch import nn
+from torch.distributed.checkpoint import state_dict as torch_state
 
 
 class Counting(torch.optim.SGD):
@@ -296,6 +298,105 @@ class Optimizers(unittest.TestCase):
                 step(target, fresh)
                 target.close()
                 source.close()
+
+    def test_optimizers_of_sherd_make_no_state_of_frozen_parameters(self):
+        sherd = self.sherd
+        for make in (sherd.AdamW, lambda handle: sherd.SGD(handle, momentum=0.9)):
+            source, target = (sherd.fully_shard(half_frozen()) for _ in range(2))
+            trained, fresh, third = make(source), make(target), make(target)
+            source.module(torch.ones(2, 3)).sum().backward()
+            trained.step()
+            expected = sherd.optimizer_state_dict(source, trained)
+            self.assertEqual(set(expected["state"]), {"1.weight", "1.bias"})
+            with self.folder() as folder:
+                sherd.save(folder, 1, source, trained)
+                sherd.load(folder, target, fresh)
+            parts = sherd.optimizer_state_dict(source, trained, "sharded")
+            self.assertLessEqual(set(parts["state"]), {"1.weight", "1.bias"})
+            sherd.load_optimizer_state_dict(target, third, parts)
+            for loaded in (fresh, third):
+                found = sherd.optimizer_state_dict(target, loaded)["state"]
+                self.close_to(found, expected["state"], 0)
+            source.close()
+            target.close()
+
+    def test_parts_of_state_have_what_was_frozen_later(self):
+        sherd = self.sherd
+        model = half_frozen().requires_grad_(True)
+        source, target = sherd.fully_shard(model), sherd.fully_shard(half_frozen())
+        trained, again, fresh = (
+            sherd.AdamW(source), sherd.AdamW(source), sherd.AdamW(target))
+        model(torch.ones(2, 3)).sum().backward()
+        trained.step()
+        model[0].requires_grad_(False)
+        expected = sherd.optimizer_state_dict(source, trained)["state"]
+        self.assertIn("0.weight", expected)
+        sherd.load_optimizer_state_dict(
+            source, again, sherd.optimizer_state_dict(source, trained, "sharded"))
+        sherd.load_optimizer_state_dict(
+            target, fresh, sherd.optimizer_state_dict(source, trained))
+        for handle, loaded in ((source, again), (target, fresh)):
+            self.close_to(sherd.optimizer_state_dict(handle, loaded)["state"], expected, 0)
+        source.close()
+        target.close()
+
+    def test_state_of_a_plain_run_with_parameters_without_elements_is_loaded(self):
+        sherd = self.sherd
+
+        def make():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+            model[0].none = nn.Parameter(torch.empty(0, 3))
+            model[0].weight.requires_grad_(False)
+            return model
+
+        def of_plain(chosen):
+            plain = make()
+            optimizer = torch.optim.AdamW(
+                one for name, one in plain.named_parameters() if chosen(name))
+            plain(torch.ones(2, 4)).sum().backward()
+            plain[0].none.grad = torch.empty(0, 3)
+            optimizer.step()
+            return optimizer.state_dict(), torch_state.get_optimizer_state_dict(plain, optimizer)
+
+        for shard, chosen in itertools.product(
+                (sherd.fully_shard, sherd.replicate),
+                (lambda _: True, lambda name: name != "0.weight")):
+            for state in of_plain(chosen):
+                handle = shard(make())
+                named = (handle if shard is sherd.fully_shard else handle.module
+                         ).named_parameters()
+                ours = torch.optim.AdamW(one for name, one in named if chosen(name))
+                sherd.load_optimizer_state_dict(handle, ours, state)
+                expected = of_plain(chosen)[1]["state"]
+                self.assertEqual(expected.pop("0.none")["exp_avg"].numel(), 0)
+                self.close_to(sherd.optimizer_state_dict(handle, ours)["state"], expected, 0)
+                handle.close()
+
+    def test_state_that_is_none_is_none(self):
+        sherd = self.sherd
+        handle = sherd.fully_shard(nn.Linear(4, 4))
+        of_plain = torch.optim.SGD(nn.Linear(4, 4).parameters(), momentum=0.9).state_dict()
+        for momentum, buffers in (
+                (0.0, (None, None)), (0.9, (torch.ones(4, 4), None))):
+            state = of_plain | {"state": {
+                place: {"momentum_buffer": buffer} for place, buffer in enumerate(buffers)}}
+            optimizer = torch.optim.SGD(handle.parameters(), momentum=momentum)
+            sherd.load_optimizer_state_dict(handle, optimizer, state)
+            self.assertEqual(
+                list(sherd.optimizer_state_dict(handle, optimizer)["state"]),
+                ["weight"] if momentum else [])
+        handle.close()
+
+    def test_state_without_values_is_refused(self):
+        sherd = self.sherd
+        handle = sherd.fully_shard(nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(handle.parameters(), momentum=0.9)
+        state = sherd.optimizer_state_dict(handle, optimizer)
+        state["state"] = {"weight": {"momentum_buffer": Elsewhere(4, 4)}}
+        with self.assertRaisesRegex(sherd.InvalidArgumentError, r"call full_tensor\(\)"):
+            sherd.load_optimizer_state_dict(handle, optimizer, state)
+        handle.close()
 
     def test_several_optimizers_of_a_cpp_checkpoint_are_loaded_by_name(self):
         sherd = self.sherd
