@@ -249,7 +249,8 @@ def _extra_text(key, value):
     try:
         torch.save(value, written)
         torch.load(io.BytesIO(written.getvalue()), weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
+    except (pickle.PickleError, AttributeError, NotImplementedError, RuntimeError,
+            TypeError) as error:
         raise InvalidArgumentError(
             f"[python] {key}: expected extra state that torch.load(weights_only=True) reads: "
             "tensors, numbers, texts, and lists, tuples and dictionaries of those, or objects "
@@ -263,7 +264,8 @@ def _saved_extra(path, values):
     try:
         saved = json.loads(values.get(_EXTRA, "null"))
         return saved and {
-            key: torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+            key: torch.load(io.BytesIO(base64.b64decode(text)), map_location="cpu",
+                            weights_only=True)
             for key, text in saved.items()}
     except (AttributeError, EOFError, RuntimeError, TypeError, ValueError,
             pickle.PickleError) as error:

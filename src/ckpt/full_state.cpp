@@ -231,7 +231,10 @@ Offer offer_of(const std::string& text) {
 
 // Every rank comes to the same result, save in `bytes_read`.
 LoadReport compare_names(
-    const Sources& wanted, const Offer& offer, const CheckpointState& state) {
+    const Sources& wanted,
+    const Offer& offer,
+    const CheckpointState& state,
+    bool strict) {
   const auto required = CheckpointAccess::required_names(state);
   LoadReport report;
   for (const auto& [key, sources] : wanted) {
@@ -244,7 +247,7 @@ LoadReport compare_names(
   for (const auto& [key, sources] : offer.tensors) {
     if (!wanted.contains(key) && !required.contains(key) &&
         !CheckpointAccess::is_generator(state, key) &&
-        !CheckpointAccess::first_of_tied(state, key)) {
+        !(strict && CheckpointAccess::first_of_tied(state, key))) {
       report.unexpected.push_back(key.text());
     }
   }
@@ -418,7 +421,9 @@ LoadReport scatter_full_state(
   on_all_or_none(ranks, kScattering, [&] {
     if (world.rank() == 0) {
       tensors = CheckpointAccess::targets(state_of(full), 0, {});
-      compare_tied(tensors, state);
+      if (options.strict) {
+        compare_tied(tensors, state);
+      }
       text = text_of(full, tensors);
     }
   });
@@ -432,7 +437,7 @@ LoadReport scatter_full_state(
   });
   const auto wanted =
       all_gather_sources(ranks, pieces_of(targets), kScattering);
-  auto report = compare_names(wanted, offer, state);
+  auto report = compare_names(wanted, offer, state, options.strict);
   SHERD_CHECK(
       !options.strict || report.missing.empty(),
       "[ckpt] expected all that the job has in the full state, found no ",

@@ -119,7 +119,9 @@ class CheckpointLoader {
   // Compares found() of all ranks, before what follows.
   void compare(const std::vector<std::string>& found) {
     compare_names(optional_in(found, reader_.folder()));
-    compare_tied();
+    if (options_.strict) {
+      compare_tied();
+    }
   }
 
   // Reads what run() will read, and writes nothing.
@@ -184,7 +186,7 @@ class CheckpointLoader {
       updated.insert(CheckpointAccess::parameter_of(key));
       if (!optional.contains(key) &&
           !CheckpointAccess::is_generator(state_, key) &&
-          !CheckpointAccess::first_of_tied(state_, key)) {
+          !(options_.strict && CheckpointAccess::first_of_tied(state_, key))) {
         report_.unexpected.push_back(key.text());
       }
     }
@@ -209,7 +211,7 @@ class CheckpointLoader {
   }
 
   // An imported checkpoint may have a tied parameter under each of its names. Each rank compares the
-  // elements that it loads.
+  // elements that it loads. What is not strict takes the first name, and reports the others.
   void compare_tied() const {
     for (const auto& [key, tensor] : reader_.tensors()) {
       const auto first = CheckpointAccess::first_of_tied(state_, key);
@@ -218,7 +220,7 @@ class CheckpointLoader {
       }
       const auto& other = reader_.tensors().at(*first);
       for (const auto& target : targets_) {
-        if (target.key() == *first) {
+        if (target.key() == *first && target.shard.shape == other.shape) {
           CheckpointAccess::check_tied(
               reader_.folder(), key, *first,
               tensor.dtype == other.dtype && tensor.shape == other.shape &&
