@@ -23,7 +23,7 @@ from ._tree import checkpoint_tree, persistent_buffers
 from .errors import InvalidArgumentError, UnavailableError
 from .optim import WeightAverage
 from .state import (
-    check_parts, extra_state, own_if_empty, placed, set_extra_state, wait_for_readers)
+    check_parts, own_if_empty, placed, set_extra_state, wait_for_readers, with_extra_state)
 
 _OPTIMIZER = "sherd.optimizer"  # Names of values.
 _HOOK = "sherd.hook"
@@ -224,7 +224,8 @@ def _state_of(handle, optimizer, generators, average, values):
 
     def make():
         _check_values({} if values is None else values)
-        extra = extra_state(handle.module)
+        extra = {key: owner.get_extra_state()
+                 for key, owner in with_extra_state(handle.module).items()}
         if extra and world.rank == 0:
             texts[_EXTRA] = json.dumps(
                 {key: _extra_text(key, value) for key, value in extra.items()})
@@ -352,7 +353,7 @@ def _set_extra(handle, saved):
     """Returns what of a checkpoint with extra state only one side has."""
     if saved is None:
         return [], []
-    mine = extra_state(handle.module)
+    mine = with_extra_state(handle.module)
     set_extra_state(handle.module,
                     {key: value for key, value in saved.items() if key in mine})
     return ([f"model {key}" for key in mine if key not in saved],
@@ -378,7 +379,7 @@ def _check_names(handle, path, tensors, extra, strict):
     ours |= {name for name, _ in persistent_buffers(handle.module)}
     saved = {name for section, name, _, _ in tensors if section == "model"}
     if extra is not None:  # Others keep none.
-        ours |= set(extra_state(handle.module))
+        ours |= set(with_extra_state(handle.module))
         saved |= set(extra)
     for names, text in ((ours - saved, "all that the module has, found no"),
                         (saved - ours, "nothing that the module lacks, found")):

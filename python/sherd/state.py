@@ -364,16 +364,16 @@ def _load_full(handle, state, strict):
     return IncompatibleKeys(missing, unexpected)
 
 
-def extra_state(module):
-    """What get_extra_state() of the module and of those in it returns, by the keys that
-    state_dict() has for it."""
-    return {f"{name}.{_EXTRA}".removeprefix("."): owner.get_extra_state()
+def with_extra_state(module):
+    """The module and those in it that have extra state, by the keys that state_dict() has
+    for it."""
+    return {f"{name}.{_EXTRA}".removeprefix("."): owner
             for name, owner in module.named_modules(remove_duplicate=False)
             if type(owner).get_extra_state is not torch.nn.Module.get_extra_state}
 
 
 def set_extra_state(module, extra):
-    """The reverse."""
+    """Gives modules the extra state that is theirs by its keys."""
     for key, value in extra.items():
         owner = key.removesuffix(_EXTRA).removesuffix(".")
         module.get_submodule(owner).set_extra_state(value)

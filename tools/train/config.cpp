@@ -199,15 +199,8 @@ std::vector<std::string> option_names() {
 // Relative paths in a file begin at the file's folder.
 std::string seen_from_folder_of(
     const std::string& file, const std::string& path) {
-  if (path.empty()) {
-    return path;
-  }
-  const auto folder = std::filesystem::path(file).parent_path();
-  auto text = (folder / path).lexically_normal().string();
-  if (text.size() > 1 && text.back() == '/') {
-    text.pop_back();  // For example from "runs/x/.".
-  }
-  return text;
+  return path_seen_from(
+      std::filesystem::path(file).parent_path().string(), path);
 }
 
 void take_key(
@@ -608,6 +601,18 @@ std::string to_json(
   json[kAbout] = about;
   // A working directory, which paths may begin with, can have any name.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string path_seen_from(const std::string& folder, const std::string& path) {
+  if (path.empty()) {
+    return path;
+  }
+  auto text =
+      (std::filesystem::path(folder) / path).lexically_normal().string();
+  if (text.size() > 1 && text.back() == '/') {
+    text.pop_back();  // For example from "runs/x/.".
+  }
+  return text;
 }
 
 }  // namespace sherd::tools

@@ -186,4 +186,7 @@ TrainConfig rank_invariant_config(TrainConfig config);
 std::string to_json(
     const TrainConfig& config, const std::map<std::string, std::string>& about);
 
+// A path that is relative to the folder, or absolute, in one spelling; "" for "".
+std::string path_seen_from(const std::string& folder, const std::string& path);
+
 }  // namespace sherd::tools

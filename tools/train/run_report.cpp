@@ -22,14 +22,7 @@ namespace {
 
 // As a config file with this path names it, too; "" for "".
 std::string absolute_path(const std::string& path) {
-  if (path.empty()) {
-    return path;
-  }
-  auto text = std::filesystem::absolute(path).lexically_normal().string();
-  if (text.size() > 1 && text.back() == '/') {
-    text.pop_back();
-  }
-  return text;
+  return path_seen_from(std::filesystem::current_path().string(), path);
 }
 
 // For the config.json of a run, which may be read from another working directory, or be moved.
